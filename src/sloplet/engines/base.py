@@ -1,0 +1,155 @@
+"""The contract of an engine: start our agent in an isolated place, hand over its two pipes, stop it.
+
+An engine knows nothing of commands, files or state.db: those are written once, over the wire. What
+an engine cannot do is said in its ``Probe`` as data and refused by ``check`` *before anything is
+made*. Every engine, ``fake`` too, passes ``sloplet.testing.conformance``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..spec import SandboxSpec
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """One control: is it enforced, at which value, by what. Truthful, for ``box.guarantees()``."""
+
+    control: str  #: filesystem, processes, network, ipc, syscalls, privileges, users, cpus, memory, disk, pids, open_files, ttl
+    enforced: bool
+    how: str  #: "cgroup v1 memory", "network namespace without devices", "not enforced: no cgroup is writable here"
+    value: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"control": self.control, "enforced": self.enforced, "how": self.how, "value": self.value}
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do on this machine. Tests and refusals go by these, never by engine name."""
+
+    images: frozenset[str] = frozenset({"host"})  #: kinds of image: "host", "rootfs"
+    #: control -> how it would be enforced here; a control that is missing cannot be enforced
+    controls: dict[str, str] = field(default_factory=dict)
+    private_filesystem: bool = False  #: has a root of its own, /workspace is really there
+    private_processes: bool = False  #: sees only its own processes
+    shared_kernel: bool = True  #: a kernel bug is an escape
+    users: bool = False  #: can run commands as several users (root among them)
+    live_snapshots: bool = False
+    disk_snapshots: bool = False
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether the engine can run here. ``available`` False: ``reason`` says why, ``fix`` the command to run."""
+
+    engine: str
+    rung: str
+    available: bool
+    reason: str = ""
+    fix: str = ""
+    details: tuple[str, ...] = ()  #: lines for ``sloplet doctor``
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+
+@dataclass(frozen=True)
+class ResolvedImage:
+    """What the sandbox's root is made of. ``host``: the host's own /usr and so on; ``rootfs``: a folder."""
+
+    kind: str
+    path: Path | None = None
+    #: whether files in ``path`` carry the image's own owners (unpacked as root) or all belong to the caller
+    owners_kept: bool = False
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """All an engine needs. ``place`` is a folder of the sandbox's own that exists and is empty; the caller
+    removes it afterwards. Everything that outlives a crash must be findable from ``id`` alone."""
+
+    id: str
+    spec: SandboxSpec
+    image: ResolvedImage
+    place: Path
+
+
+@dataclass(frozen=True)
+class HelloConfig:
+    """What the runtime must put into the wire's HELLO for this sandbox (see docs/wire.md)."""
+
+    user: str
+    workdir: str
+    home: str | None
+    env: tuple[tuple[str, str], ...]
+    no_users: bool = False
+    hostname: str | None = None
+
+
+@dataclass(frozen=True)
+class HostStats:
+    """Counters read on the host's side; None where there is no source for it."""
+
+    cpu_us: int | None = None
+    memory: int | None = None
+    memory_peak: int | None = None
+    pids: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a sandbox ended. ``reason`` is a sentence for people; ``oom``: its memory limit ended it."""
+
+    reason: str
+    oom: bool = False
+
+
+class Instance(Protocol):
+    """A started sandbox, as its engine holds it.
+
+    ``read_fd`` and ``write_fd`` are the wire (non-blocking is up to the caller; the caller owns and
+    closes them). Closing ``write_fd`` ends the sandbox: no sandbox outlives its holder.
+    """
+
+    read_fd: int
+    write_fd: int
+    hello: HelloConfig
+    guarantees: tuple[Guarantee, ...]
+
+    async def wait(self) -> Exit:
+        """Return once every process of the sandbox is gone. Any number of callers, any number of times."""
+
+    def kill(self) -> None:
+        """End every process of the sandbox now. Synchronous, idempotent, safe at interpreter exit; does not wait."""
+
+    def cleanup(self) -> None:
+        """After the end: remove what the engine made outside ``place`` (cgroups). Synchronous and idempotent."""
+
+    def stats(self) -> HostStats:
+        """Counters now; never raises, fields are None after the end."""
+
+    def pids(self) -> tuple[int, ...]:
+        """The host's pids that belong to this sandbox (for benchmarks and leak checks)."""
+
+
+class Engine(Protocol):
+    """One way to isolate. Constructed once per runtime; must not start anything before ``start``."""
+
+    name: str
+    rung: str
+
+    def probe(self) -> Probe:
+        """Look at the machine, without side effects that stay; cached by the engine, milliseconds at most."""
+
+    def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
+        """Pure after ``probe``: what would be enforced. Raises ControlUnavailable for an explicit control that
+        would not be (unless ``spec.allow_weaker``), UnsupportedOperation for an image kind or user it cannot do."""
+
+    async def start(self, request: StartRequest) -> Instance:
+        """Start the agent. Raises StartFailed with the launcher's own words; leaves nothing behind then."""
+
+    def reap(self, sandbox_id: str) -> None:
+        """Remove whatever a crash left of that sandbox (processes, cgroups). Idempotent; the caller holds its lock."""

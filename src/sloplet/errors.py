@@ -1,0 +1,285 @@
+"""Every error that Sloplet raises, in one tree.
+
+::
+
+    SlopletError
+    ├── SpecError (ValueError)            what was asked for makes no sense; nothing was made
+    │   ├── InvalidName                   a sandbox name that is not allowed
+    │   └── InvalidLimit                  a limit that is no number, zero, negative, above the host
+    ├── EngineError                       the isolation engine could not do it
+    │   ├── UnknownEngine (LookupError)   no engine of that name
+    │   ├── EngineUnavailable             this machine lacks what the engine needs
+    │   ├── ControlUnavailable            a control that was asked for cannot be enforced here
+    │   └── StartFailed                   the sandbox did not come up
+    ├── ImageError                        the image cannot be used
+    │   ├── ImageNotFound (LookupError)
+    │   └── ImageInvalid                  damaged, hostile or over a limit
+    ├── SandboxError                      about one sandbox
+    │   ├── SandboxNotFound (LookupError)
+    │   ├── SandboxExists                 the name is taken
+    │   ├── SandboxMismatch               it exists with other settings than asked for now
+    │   ├── SandboxDead                   it ended, or its engine died
+    │   └── SandboxClosed                 this object was closed
+    ├── CommandError                      about one command
+    │   ├── CommandFailed                 check=True and the exit code was not 0
+    │   ├── CommandTimeout                check=True and the time was up
+    │   ├── CommandNotFound (FileNotFoundError)
+    │   ├── CommandNotExecutable (PermissionError)
+    │   ├── WorkdirInvalid                the working directory does not exist or is refused
+    │   ├── UserNotFound (LookupError)    no such user in the sandbox
+    │   ├── ProcessNotFound (LookupError)
+    │   └── ProcessLimit                  the sandbox's process limit is reached
+    ├── FileError (OSError)               a file operation failed inside the sandbox
+    │   ├── FileMissing (FileNotFoundError)
+    │   ├── FileExists (FileExistsError)
+    │   ├── FileDenied (PermissionError)
+    │   ├── FileIsDirectory (IsADirectoryError)
+    │   ├── FileNotDirectory (NotADirectoryError)
+    │   └── DiskFull                      the sandbox's disk limit is reached
+    ├── WireError                         the stream to the agent
+    │   ├── ProtocolError                 the other side broke the protocol; the connection was dropped
+    │   └── WireClosed                    the stream ended
+    ├── StateError                        SLOPLET_HOME
+    │   ├── StateUnwritable               read-only, full, or not ours
+    │   ├── StateCorrupt                  damaged, or written by another version
+    │   └── StateBusy                     another process holds what is needed
+    ├── KeeperError                       the background keeper cannot be reached or started
+    └── UnsupportedOperation              this engine cannot do that; the message names one that can
+
+A command that fails is a *result* (``exit_code``, ``timed_out``); a sandbox that fails is an
+*exception*. Every message says what happened, why, and what to do next. Errors cross process
+borders (the keeper, later HTTP) by ``to_dict``/``from_dict``: by the class name, from this tree only.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+from typing import Any
+
+
+class SlopletError(Exception):
+    """Base of all errors of this library. ``hint`` says what to do next, if that helps."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
+
+
+class SpecError(SlopletError, ValueError):
+    pass
+
+
+class InvalidName(SpecError):
+    pass
+
+
+class InvalidLimit(SpecError):
+    pass
+
+
+class EngineError(SlopletError):
+    pass
+
+
+class UnknownEngine(EngineError, LookupError):
+    pass
+
+
+class EngineUnavailable(EngineError):
+    pass
+
+
+class ControlUnavailable(EngineError):
+    pass
+
+
+class StartFailed(EngineError):
+    pass
+
+
+class ImageError(SlopletError):
+    pass
+
+
+class ImageNotFound(ImageError, LookupError):
+    pass
+
+
+class ImageInvalid(ImageError):
+    pass
+
+
+class SandboxError(SlopletError):
+    pass
+
+
+class SandboxNotFound(SandboxError, LookupError):
+    pass
+
+
+class SandboxExists(SandboxError):
+    pass
+
+
+class SandboxMismatch(SandboxError):
+    pass
+
+
+class SandboxDead(SandboxError):
+    pass
+
+
+class SandboxClosed(SandboxError):
+    pass
+
+
+class CommandError(SlopletError):
+    pass
+
+
+class CommandFailed(CommandError):
+    """``check=True`` and the command did not end with 0. ``result`` holds what it printed."""
+
+    result: Any = None
+
+
+class CommandTimeout(CommandFailed):
+    pass
+
+
+class CommandNotFound(CommandError, FileNotFoundError):
+    pass
+
+
+class CommandNotExecutable(CommandError, PermissionError):
+    pass
+
+
+class WorkdirInvalid(CommandError):
+    pass
+
+
+class UserNotFound(CommandError, LookupError):
+    pass
+
+
+class ProcessNotFound(CommandError, LookupError):
+    pass
+
+
+class ProcessLimit(CommandError):
+    pass
+
+
+class FileError(SlopletError, OSError):
+    """A file operation failed inside the sandbox; ``errno`` is Linux's number."""
+
+    def __init__(self, message: str, *, hint: str | None = None, errno: int | None = None) -> None:
+        SlopletError.__init__(self, message, hint=hint)
+        self.errno = errno
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "errno": self.errno}
+
+
+class FileMissing(FileError, FileNotFoundError):
+    pass
+
+
+class FileExists(FileError, FileExistsError):
+    pass
+
+
+class FileDenied(FileError, PermissionError):
+    pass
+
+
+class FileIsDirectory(FileError, IsADirectoryError):
+    pass
+
+
+class FileNotDirectory(FileError, NotADirectoryError):
+    pass
+
+
+class DiskFull(FileError):
+    pass
+
+
+class WireError(SlopletError):
+    pass
+
+
+class ProtocolError(WireError):
+    pass
+
+
+class WireClosed(WireError):
+    pass
+
+
+class StateError(SlopletError):
+    pass
+
+
+class StateUnwritable(StateError):
+    pass
+
+
+class StateCorrupt(StateError):
+    pass
+
+
+class StateBusy(StateError):
+    pass
+
+
+class KeeperError(SlopletError):
+    pass
+
+
+class UnsupportedOperation(SlopletError):
+    pass
+
+
+_FILE_ERRORS: dict[int, type[FileError]] = {
+    _errno.ENOENT: FileMissing,
+    _errno.EEXIST: FileExists,
+    _errno.ENOTEMPTY: FileExists,
+    _errno.EACCES: FileDenied,
+    _errno.EPERM: FileDenied,
+    _errno.EROFS: FileDenied,
+    _errno.EISDIR: FileIsDirectory,
+    _errno.ENOTDIR: FileNotDirectory,
+    _errno.ENOSPC: DiskFull,
+    _errno.EDQUOT: DiskFull,
+}
+
+
+def file_error(number: int, message: str) -> FileError:
+    """The file error class for a Linux errno."""
+    return _FILE_ERRORS.get(number, FileError)(message, errno=number)
+
+
+def _tree(cls: type[SlopletError]) -> dict[str, type[SlopletError]]:
+    found = {cls.__name__: cls}
+    for sub in cls.__subclasses__():
+        found.update(_tree(sub))
+    return found
+
+
+def from_dict(data: dict[str, Any]) -> SlopletError:
+    """Rebuild an error sent by another process. Unknown names become SlopletError."""
+    cls = _tree(SlopletError).get(str(data.get("error")), SlopletError)
+    message, hint = str(data.get("message", "unknown error")), data.get("hint")
+    if issubclass(cls, FileError):
+        number = data.get("errno")
+        return cls(message, hint=hint, errno=number if isinstance(number, int) else None)
+    return cls(message, hint=hint)

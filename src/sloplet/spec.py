@@ -1,0 +1,234 @@
+"""What was asked for: frozen, validated values. Imports nothing of ours but errors.
+
+``SandboxSpec.make`` is the one place where user input becomes a spec; everything after it may
+trust the types and ranges here. Specs go to JSON and back (state.db, the keeper) without loss.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import InvalidLimit, InvalidName, SpecError
+
+#: The rungs of the isolation ladder, weakest first.
+RUNGS = ("process", "container", "gvisor", "microvm", "vm")
+
+NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+_SIZE_RE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
+_DURATION_RE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.IGNORECASE)
+_SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+MIN_MEMORY = 8 * 2**20
+MIN_DISK = 2**20
+MAX_BYTES = 2**50
+MAX_PIDS = 4_000_000
+MAX_SECONDS = 10 * 365 * 86400.0
+
+
+def check_name(name: object) -> str:
+    """A sandbox name: 1 to 63 of ``A-Za-z0-9_.-``, beginning with a letter or digit."""
+    if not isinstance(name, str) or not NAME_RE.match(name):
+        shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "..."
+        raise InvalidName(
+            f"{shown} is not a sandbox name",
+            hint="use 1 to 63 letters, digits, '_', '.' or '-', beginning with a letter or digit",
+        )
+    return name
+
+
+def parse_size(value: object, what: str = "size") -> int:
+    """Bytes from ``512``, ``"512m"``, ``"1.5g"``."""
+    number: float
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InvalidLimit(f"{what}={value!r} is not a size", hint="write for example 536870912 or '512m'")
+    if isinstance(value, str):
+        match = _SIZE_RE.match(value.strip())
+        if not match:
+            raise InvalidLimit(f"{what}={value[:80]!r} is not a size", hint="write for example '512m' or '2g'")
+        number = float(match[1]) * _SIZE_UNITS[match[2].lower()]
+    else:
+        number = value
+    if isinstance(number, float) and not math.isfinite(number):
+        raise InvalidLimit(f"{what}={value!r} is not a finite size")
+    if number <= 0 or number > MAX_BYTES:
+        raise InvalidLimit(f"{what}={value!r} is out of range", hint="it must be above 0 and at most 1 PiB")
+    return int(number)
+
+
+def parse_duration(value: object, what: str = "duration") -> float:
+    """Seconds from ``30``, ``"90s"``, ``"5m"``, ``"2h"``, ``"1d"``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InvalidLimit(f"{what}={value!r} is not a duration", hint="write for example 30, '90s' or '5m'")
+    if isinstance(value, str):
+        match = _DURATION_RE.match(value.strip())
+        if not match:
+            raise InvalidLimit(f"{what}={value[:80]!r} is not a duration", hint="write for example '90s' or '5m'")
+        seconds = float(match[1]) * _DURATION_UNITS[(match[2] or "s").lower()]
+    else:
+        seconds = float(value)
+    if not math.isfinite(seconds) or seconds <= 0 or seconds > MAX_SECONDS:
+        raise InvalidLimit(f"{what}={value!r} is out of range", hint="it must be above 0 and at most 10 years")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a sandbox may use at most. ``explicit`` names those the caller asked for himself:
+    these are enforced or the sandbox does not start; the others as far as the machine allows."""
+
+    cpus: float = 1.0
+    memory: int = 512 * 2**20
+    disk: int = 2**30
+    pids: int = 512
+    open_files: int = 1024
+    explicit: frozenset[str] = frozenset()
+
+    @staticmethod
+    def make(
+        cpus: object = None,
+        memory: object = None,
+        disk: object = None,
+        pids: object = None,
+        open_files: object = None,
+    ) -> Limits:
+        asked = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids, "open_files": open_files}
+        values: dict[str, Any] = {}
+        for name, value in asked.items():
+            if value is None:
+                continue
+            if name == "cpus":
+                values[name] = _cpus(value)
+            elif name in ("pids", "open_files"):
+                values[name] = _count(name, value)
+            else:
+                values[name] = parse_size(value, name)
+        if values.get("memory", MIN_MEMORY) < MIN_MEMORY:
+            raise InvalidLimit(f"memory={memory!r} is too small", hint="the least is 8m")
+        if values.get("disk", MIN_DISK) < MIN_DISK:
+            raise InvalidLimit(f"disk={disk!r} is too small", hint="the least is 1m")
+        return Limits(**values, explicit=frozenset(values))
+
+
+def _cpus(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InvalidLimit(f"cpus={value!r} is not a number", hint="write for example 0.5 or 2")
+    try:
+        cpus = float(value)
+    except (ValueError, OverflowError):
+        raise InvalidLimit(f"cpus={str(value)[:80]!r} is not a number", hint="write for example 0.5 or 2") from None
+    if not math.isfinite(cpus) or not 0.01 <= cpus <= 4096:
+        raise InvalidLimit(f"cpus={value!r} is out of range", hint="it must be between 0.01 and 4096")
+    return cpus
+
+
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidLimit(f"{name}={str(value)[:80]!r} is not a whole number")
+    low = 8 if name == "pids" else 16
+    if not low <= value <= MAX_PIDS:
+        raise InvalidLimit(f"{name}={value} is out of range", hint=f"it must be between {low} and {MAX_PIDS}")
+    return value
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """Everything that decides what a sandbox is. Equal specs make equal sandboxes."""
+
+    name: str | None = None
+    image: str = "host"
+    engine: str = "auto"
+    at_least: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    ttl: float | None = None
+    network: str = "none"
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str = "/workspace"
+    user: str = "agent"
+    hostname: str | None = None
+    allow_weaker: bool = False
+
+    @staticmethod
+    def make(
+        name: str | None = None,
+        *,
+        image: object = "host",
+        engine: object = "auto",
+        at_least: object = None,
+        cpus: object = None,
+        memory: object = None,
+        disk: object = None,
+        pids: object = None,
+        open_files: object = None,
+        ttl: object = None,
+        network: object = "none",
+        env: Mapping[str, str] | None = None,
+        workdir: object = "/workspace",
+        user: object = "agent",
+        allow_weaker: bool = False,
+    ) -> SandboxSpec:
+        if name is not None:
+            check_name(name)
+        if not isinstance(engine, str) or not re.match(r"[a-z][a-z0-9_-]{0,30}\Z", engine):
+            raise SpecError(f"engine={str(engine)[:80]!r} is not an engine name", hint="see `sloplet doctor`")
+        if at_least is not None and at_least not in RUNGS:
+            raise SpecError(f"at_least={str(at_least)[:80]!r} is not a rung", hint=f"one of {', '.join(RUNGS)}")
+        if network != "none":
+            raise SpecError(
+                f"network={str(network)[:80]!r} is not supported yet", hint="only network='none' is: no way out at all"
+            )
+        return SandboxSpec(
+            name=name,
+            image=_text("image", image, 4096),
+            engine=engine,
+            at_least=at_least if at_least is None else str(at_least),
+            limits=Limits.make(cpus, memory, disk, pids, open_files),
+            ttl=None if ttl is None else parse_duration(ttl, "ttl"),
+            env=check_env(env or {}),
+            workdir=_absolute("workdir", workdir),
+            user=_text("user", user, 256),
+            allow_weaker=bool(allow_weaker),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["limits"]["explicit"] = sorted(self.limits.explicit)
+        data["env"] = [list(pair) for pair in self.env]
+        return data
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> SandboxSpec:
+        values = dict(data)
+        limits = dict(values.pop("limits"))
+        limits["explicit"] = frozenset(limits["explicit"])
+        values["env"] = tuple((str(k), str(v)) for k, v in values["env"])
+        return SandboxSpec(**values, limits=Limits(**limits))
+
+
+def check_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    pairs: Iterable[tuple[object, object]] = env.items()
+    checked = []
+    for key, value in pairs:
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            raise SpecError(f"{key!r} is not a name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise SpecError(f"the value of the environment variable {key} must be a string without NUL")
+        checked.append((key, value))
+    return tuple(checked)
+
+
+def _text(what: str, value: object, most: int) -> str:
+    if not isinstance(value, str) or not value or len(value) > most or any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise SpecError(f"{what}={str(value)[:80]!r} is not valid", hint="a non-empty string without control characters")
+    return value
+
+
+def _absolute(what: str, value: object) -> str:
+    text = _text(what, value, 4095)
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise SpecError(f"{what}={text[:80]!r} is not valid", hint="an absolute path inside the sandbox, without '..'")
+    return text
