@@ -1,0 +1,185 @@
+"""Opening ``state.db``: made whole or not at all, versioned, and never repaired by guessing.
+
+A new database is built under another name and renamed into place, so ``state.db`` is never seen
+empty or half made; a 0-byte one is damage, not a first start. Every SQLite error leaves this
+module as a StateError that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import suppress
+
+from ..errors import StateBusy, StateCorrupt, StateError, StateUnwritable
+from .home import Home, unwritable
+from .locks import FileLock
+
+APPLICATION_ID = 0x534C4F50  # "SLOP": tells our database from someone else's
+BUSY_SECONDS = 30.0
+
+#: Step n turns schema n into n + 1. Steps are only ever added; each runs in one transaction.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE sandboxes (
+            id TEXT PRIMARY KEY,
+            name TEXT,
+            state TEXT NOT NULL CHECK (state IN ('starting', 'running', 'dead')),
+            engine TEXT NOT NULL,
+            rung TEXT NOT NULL,
+            holder TEXT NOT NULL CHECK (holder IN ('embedded', 'keeper')),
+            owner TEXT NOT NULL,
+            spec TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            expires_at REAL,
+            workdir TEXT NOT NULL,
+            reason TEXT NOT NULL DEFAULT ''
+        ) WITHOUT ROWID""",
+        # `Dev` and `dev` are one name: case must not decide which sandbox a command reaches.
+        "CREATE UNIQUE INDEX sandbox_names ON sandboxes (name COLLATE NOCASE) WHERE name IS NOT NULL",
+        "CREATE INDEX sandbox_owners ON sandboxes (owner) WHERE owner != ''",
+    ),
+)
+
+
+def connect(home: Home) -> sqlite3.Connection:
+    """A connection to the home's database, made or migrated as needed. Safe in many processes at once."""
+    home.open()
+    path = home.database
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            _create(home)
+            continue
+        except OSError as error:
+            raise unwritable(path, error) from error
+        if size == 0:
+            raise _damaged(home, "it is empty")
+        try:
+            return _open_existing(home)
+        except sqlite3.Error as error:
+            # Opening while another process closes the last connection and removes the WAL can be refused at once,
+            # without SQLite's own waiting.
+            failure = translate(home, error)
+            if not isinstance(failure, StateBusy) or time.monotonic() > deadline:
+                raise failure from error
+            time.sleep(0.005)
+
+
+def _open_existing(home: Home) -> sqlite3.Connection:
+    uri = home.database.as_uri() + "?mode=rw"  # never create: see _create
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        # WAL and NORMAL: a commit survives the death of any process without an fsync. After a power loss the last
+        # commits may be missing, but so are all processes; the places they made are found by scan (docs/state.md).
+        connection.execute("PRAGMA synchronous=NORMAL")
+        version = _check_version(home, connection)
+        if version < len(MIGRATIONS):
+            connection.execute("BEGIN IMMEDIATE")
+            _migrate(connection, _check_version(home, connection))  # read again: another process may have been first
+            connection.execute("COMMIT")
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _check_version(home: Home, connection: sqlite3.Connection) -> int:
+    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if application != APPLICATION_ID:
+        raise _damaged(home, "it is a database of some other program")
+    if version > len(MIGRATIONS):
+        raise StateCorrupt(
+            f"{home.database} was written by a newer sloplet (schema {version}; this one knows {len(MIGRATIONS)})",
+            hint="upgrade sloplet, or set SLOPLET_HOME to another folder",
+        )
+    return version
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    for step in MIGRATIONS[version:]:
+        for statement in step:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+
+
+def _create(home: Home) -> None:
+    """Build a new database beside and rename it into place; one process at a time."""
+    lock = FileLock.take(home.run / "create.lock", wait=True)
+    assert lock is not None
+    try:
+        if home.database.exists():
+            return
+        leftover = home.path / "state.db-wal"
+        if leftover.exists() and leftover.stat().st_size:
+            raise StateCorrupt(
+                f"{home.database} is gone, but {leftover.name} with its last changes is there",
+                hint=f"put state.db back, or move {leftover} away to begin with an empty state",
+            )
+        fresh = home.path / "state.db.new"
+        for name in ("state.db-wal", "state.db-shm", "state.db.new", "state.db.new-wal", "state.db.new-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(home.path / name)  # of a creation that was cut short, or empty
+        try:
+            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            connection = sqlite3.connect(fresh, timeout=BUSY_SECONDS, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                _migrate(connection, 0)
+                connection.execute("COMMIT")
+            finally:
+                connection.close()  # moves the WAL into the file and fsyncs it
+            os.rename(fresh, home.database)
+            folder = os.open(home.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except sqlite3.Error as error:
+            raise translate(home, error) from error
+        except OSError as error:
+            raise unwritable(home.database, error) from error
+    finally:
+        lock.release()
+
+
+def _damaged(home: Home, what: str) -> StateCorrupt:
+    return StateCorrupt(
+        f"{home.database} is damaged: {what}",
+        hint=(
+            f"nothing was changed; restore it from a backup, or move it away (mv '{home.database}' "
+            f"'{home.database}.damaged') to begin with an empty state: what is left of old sandboxes is then cleaned up"
+        ),
+    )
+
+
+def translate(home: Home, error: sqlite3.Error) -> StateError:
+    """The typed form of an SQLite error. ``raise translate(...) from error``."""
+    name = str(getattr(error, "sqlite_errorname", "") or "")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
+        return StateBusy(
+            f"{home.database} has been in use by another process for {BUSY_SECONDS:.0f} s ({error})",
+            hint="a sloplet process may be stopped or hanging: end it and try again",
+        )
+    if name.startswith("SQLITE_FULL"):
+        return StateUnwritable(
+            f"cannot write {home.database}: the disk is full",
+            hint="free some space or set SLOPLET_HOME to another disk; nothing was lost",
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return StateUnwritable(
+            f"cannot write {home.database}: {error}",
+            hint="check that the folder, state.db, state.db-wal and state.db-shm are yours and writable",
+        )
+    if name.startswith("SQLITE_IOERR"):
+        return StateUnwritable(
+            f"cannot write {home.database}: {error} ({name})",
+            hint="the disk may be full or failing: see `df` and `dmesg`; what was committed before is not lost",
+        )
+    return _damaged(home, str(error))
