@@ -13,7 +13,6 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from .errors import StateUnwritable
 
@@ -153,16 +152,14 @@ def _mount_id(fd: int) -> str:
         return next((line for line in info if line.startswith("mnt_id:")), "")
 
 
-@dataclass
 class _Level:
     """A directory that ``remove_tree`` is inside of."""
 
-    name: str
-    device: int
-    inode: int
-    folders: list[str] = field(default_factory=list)
-    removed: int = 0  #: entries gone in the last pass: without progress there is no further pass
-    kept: bool = False  #: something below could not be removed
+    def __init__(self, name: str, device: int, inode: int) -> None:
+        self.name, self.device, self.inode = name, device, inode
+        self.folders: list[str] = []
+        self.removed = 0  #: entries gone in the last pass: without progress there is no further pass
+        self.kept = False  #: something below could not be removed
 
 
 def remove_tree(dir_fd: int, name: str, *, missing_ok: bool = True) -> int:

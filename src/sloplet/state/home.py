@@ -15,7 +15,6 @@ writes there chooses what our sandboxes run on.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -128,6 +127,8 @@ class Home:
         path = self.run / name
         if len(os.fsencode(path)) <= _SUN_PATH_MAX:
             return path
+        import hashlib
+
         digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         bases = [Path(runtime, "sloplet")] if os.path.isabs(runtime) else []

@@ -130,6 +130,11 @@ def owner_lock_path(home: Home, token: str) -> Path:
     return home.owners / f"{check_id(token)}.lock"
 
 
+def image_lock_path(home: Home, key: str) -> Path:
+    """The lock that the writer of ``images/.tmp-KEY`` holds."""
+    return home.run / f"image-{check_id(key)}.lock"
+
+
 def owner_alive(home: Home, token: str) -> bool:
     """Whether the process that holds the sandboxes of ``token`` lives (or is being reaped just now)."""
     return is_held(owner_lock_path(home, token))

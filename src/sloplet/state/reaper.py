@@ -1,0 +1,130 @@
+"""Cleaning up after processes that died: everything whose owner's lock can be taken.
+
+Called on every start, by any number of processes at once. Whoever takes a dead owner's lock does the
+work, the others pass by. Every step can be cut short and done again: the engine's leftovers first,
+then the place, the record last. With nothing to do it costs one query and a look into four folders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import SlopletError
+from .home import ID_RE, Home, remove_below
+from .locks import FileLock, image_lock_path, owner_lock_path
+from .store import Record, Store
+
+#: Ends what is left of a sandbox: (engine name, sandbox id). The name is "" where no record tells it: ask every engine.
+EngineReap = Callable[[str, str], None]
+
+KEEPER_DIED = (
+    "its keeper ended unexpectedly (killed, out of memory, or the machine restarted), and all its processes with it"
+)
+_BAD_OWNER = "its record is damaged: it names no owner"
+
+
+@dataclass
+class Report:
+    """What a reap did."""
+
+    removed: list[str] = field(default_factory=list)  #: sandboxes of dead programs: gone
+    dead: list[str] = field(default_factory=list)  #: sandboxes of a dead keeper: on record as dead
+    orphans: list[str] = field(default_factory=list)  #: places without a record: gone
+    files: int = 0  #: stale locks and half-written images that went
+    errors: list[str] = field(default_factory=list)  #: what could not be cleaned up; the next reap tries again
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.dead or self.orphans or self.files or self.errors)
+
+
+def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
+    """Clean up after every dead owner. Raises StateError if the state cannot be read at all; else see ``errors``."""
+    home.open()
+    report = Report()
+    tokens = set(_names(home.sandboxes)) | {name.removesuffix(".lock") for name in _names(home.owners)}
+    for token in tokens | store.owners():
+        if not ID_RE.match(token):
+            for record in store.records(token):
+                if store.mark_dead(record.info.id, _BAD_OWNER, disown=True):
+                    report.dead.append(record.info.id)
+            continue
+        lock = FileLock.take(owner_lock_path(home, token))
+        if lock is None:
+            continue  # it lives, or somebody else is at it
+        try:
+            _reap_owner(home, store, engines_reap, token, report)
+        finally:
+            lock.release()
+    _reap_images(home, report)
+    return report
+
+
+def _reap_owner(home: Home, store: Store, engines_reap: EngineReap, token: str, report: Report) -> None:
+    """The owner's lock is held: nobody else touches what is its."""
+    known = set()
+    work = 0
+    for record in store.records(token):  # read under the lock: an earlier look may be out of date
+        known.add(record.info.id)
+        work += 1
+        if _clear(home, engines_reap, record.info.engine, token, record.info.id, report):
+            _settle(store, record, report)
+    for sandbox_id in _names(home.sandboxes / token):
+        work += 1
+        if sandbox_id not in known and _clear(home, engines_reap, "", token, sandbox_id, report):
+            report.orphans.append(sandbox_id)
+    with suppress(OSError):
+        os.rmdir(home.sandboxes / token)
+    if not work:
+        report.files += 1
+
+
+def _clear(home: Home, engines_reap: EngineReap, engine: str, token: str, sandbox_id: str, report: Report) -> bool:
+    """End and remove what is left of a sandbox. False if something resisted."""
+    try:
+        if ID_RE.match(sandbox_id):  # anything else was never a sandbox
+            engines_reap(engine, sandbox_id)
+        remove_below(home.sandboxes / token, sandbox_id)
+    except (SlopletError, OSError, ValueError) as error:
+        report.errors.append(f"{sandbox_id}: {error}")
+        return False
+    return True
+
+
+def _settle(store: Store, record: Record, report: Report) -> None:
+    """The record of a sandbox that is gone. One that a keeper ran for somebody is never dropped silently."""
+    info = record.info
+    if info.state == "dead" or (info.holder == "keeper" and info.state == "running"):
+        if store.mark_dead(info.id, KEEPER_DIED, disown=True):
+            report.dead.append(info.id)
+    elif store.remove(info.id):
+        report.removed.append(info.id)
+
+
+def _reap_images(home: Home, report: Report) -> None:
+    """Half-written images (``images/.tmp-KEY``) whose writer (lock ``run/image-KEY.lock``) is dead."""
+    keys = {name.removeprefix(".tmp-") for name in _names(home.images) if name.startswith(".tmp-")}
+    for name in _names(home.run):
+        if name.startswith("image-") and name.endswith(".lock"):
+            keys.add(name.removeprefix("image-").removesuffix(".lock"))
+    for key in filter(ID_RE.match, keys):
+        lock = FileLock.take(image_lock_path(home, key))
+        if lock is None:
+            continue
+        try:
+            remove_below(home.images, f".tmp-{key}")
+            report.files += 1
+        except SlopletError as error:
+            report.errors.append(str(error))
+        finally:
+            lock.release()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
