@@ -51,6 +51,7 @@ enum {
     OP_WATCH = 20,
     OP_METRICS = 30,
     OP_SHUTDOWN = 31,
+    OP_CONTROL = 100,
 };
 
 enum {
@@ -117,6 +118,8 @@ enum {
     TAG_DISK_USED = 61,
     TAG_DISK_TOTAL = 62,
     TAG_UPTIME_MS = 63,
+    TAG_SANDBOX = 64,
+    TAG_BODY = 65,
 };
 
 enum {

@@ -1,0 +1,64 @@
+"""Sloplet: a disposable, stateful computer for code that nobody has read.
+
+    from sloplet import Sandbox
+
+    with Sandbox() as box:
+        print(box.run("echo hello from $(id -un)").stdout)
+
+Names are imported when first used, so that ``import sloplet`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .controller import Event, SandboxInfo
+    from .engines.base import Guarantee
+    from .errors import SlopletError
+    from .process import AsyncProcess
+    from .results import FileChange, FileInfo, Metrics, ProcessInfo, Progress, Result
+    from .sandbox import AsyncSandbox
+    from .sync import Process, Sandbox
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Sandbox": "sync",
+    "Process": "sync",
+    "AsyncSandbox": "sandbox",
+    "AsyncProcess": "process",
+    "Result": "results",
+    "ProcessInfo": "results",
+    "FileInfo": "results",
+    "FileChange": "results",
+    "Metrics": "results",
+    "Progress": "results",
+    "SandboxInfo": "controller",
+    "Event": "controller",
+    "Guarantee": "engines.base",
+    "SlopletError": "errors",
+}
+
+__all__ = [
+    "AsyncProcess", "AsyncSandbox", "Event", "FileChange", "FileInfo", "Guarantee", "Metrics", "Process",
+    "ProcessInfo", "Progress", "Result", "Sandbox", "SandboxInfo", "SlopletError", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        import importlib
+
+        return importlib.import_module(".errors", __name__)
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module("." + _WHERE[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

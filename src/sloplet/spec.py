@@ -223,7 +223,9 @@ def check_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _text(what: str, value: object, most: int) -> str:
     if not isinstance(value, str) or not value or len(value) > most or any(ord(c) < 32 or ord(c) == 127 for c in value):
-        raise SpecError(f"{what}={str(value)[:80]!r} is not valid", hint="a non-empty string without control characters")
+        raise SpecError(
+            f"{what}={str(value)[:80]!r} is not valid", hint="a non-empty string without control characters"
+        )
     return value
 
 

@@ -18,7 +18,8 @@ from ..spec import SandboxSpec
 class Guarantee:
     """One control: is it enforced, at which value, by what. Truthful, for ``box.guarantees()``."""
 
-    control: str  #: filesystem, processes, network, ipc, syscalls, privileges, users, cpus, memory, disk, pids, open_files, ttl
+    #: filesystem, processes, network, ipc, syscalls, privileges, users, cpus, memory, disk, pids, open_files, ttl
+    control: str
     enforced: bool
     how: str  #: "cgroup v1 memory", "network namespace without devices", "not enforced: no cgroup is writable here"
     value: str = ""
@@ -127,6 +128,9 @@ class Instance(Protocol):
 
     def cleanup(self) -> None:
         """After the end: remove what the engine made outside ``place`` (cgroups). Synchronous and idempotent."""
+
+    def oom_kills(self) -> int | None:
+        """How often the memory limit killed something so far; cheap (read around every command). None: unknown."""
 
     def stats(self) -> HostStats:
         """Counters now; never raises, fields are None after the end."""

@@ -56,6 +56,7 @@ class Op(IntEnum):
     WATCH = 20
     METRICS = 30
     SHUTDOWN = 31
+    CONTROL = 100
 
 
 class Tag(IntEnum):
@@ -122,6 +123,8 @@ class Tag(IntEnum):
     DISK_USED = 61
     DISK_TOTAL = 62
     UPTIME_MS = 63
+    SANDBOX = 64
+    BODY = 65
 
 
 #: Tags whose value is an 8-byte signed integer; all others hold bytes.

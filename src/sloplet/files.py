@@ -1,0 +1,260 @@
+"""Files of a sandbox. Every operation is done inside it, by the agent, as the sandbox's user.
+
+Paths are the sandbox's: absolute, or relative to ``workdir``. Errors are ``errors.FileError`` and, by
+inheritance, Python's own (``FileNotFoundError``, ``PermissionError``, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import Protocol
+
+from .controller import Stream
+from .errors import FileError, SpecError
+from .results import FileChange, FileInfo
+from .wire.fields import Fields, RecordDecoder
+from .wire.mux import request
+from .wire.schema import (
+    FileType,
+    ListFlag,
+    MkdirFlag,
+    MoveFlag,
+    Op,
+    RemoveFlag,
+    StatFlag,
+    Tag,
+    WatchFlag,
+    WatchMask,
+    WriteFlag,
+)
+
+Content = bytes | str | Iterable[bytes] | AsyncIterable[bytes]
+_list = list  # the class has a method of that name
+MAX_READ = 256 * 2**20
+_TYPES = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink", FileType.OTHER: "other"}
+
+
+class Opener(Protocol):
+    async def __call__(self, fields: Fields) -> Stream: ...
+
+
+class AsyncFiles:
+    """``box.files``. Reading and writing stream; ``read`` refuses more than ``max_bytes`` instead of filling memory."""
+
+    def __init__(self, open_stream: Opener) -> None:
+        self._open = open_stream
+
+    async def read(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        max_bytes: int = MAX_READ,
+        user: str | None = None,
+    ) -> bytes:
+        """A file's bytes."""
+        parts: list[bytes] = []
+        size = 0
+        async for piece in self.stream(path, offset=offset, length=length, user=user):
+            size += len(piece)
+            if size > max_bytes:
+                raise FileError(f"{path} is larger than {max_bytes} bytes", hint="use files.stream(), or download()")
+            parts.append(piece)
+        return b"".join(parts)
+
+    async def read_text(self, path: str, *, encoding: str = "utf-8", user: str | None = None) -> str:
+        """A file's text; bytes that are no text in this encoding become U+FFFD."""
+        return (await self.read(path, user=user)).decode(encoding, "replace")
+
+    async def stream(
+        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """A file's bytes in pieces of up to 64 KiB, read as they are consumed."""
+        fields = _path_request(Op.READ, path, user)
+        if offset:
+            fields.add(Tag.OFFSET, _count("offset", offset))
+        if length is not None:
+            fields.add(Tag.LENGTH, _count("length", length))
+        stream = await self._open(fields)
+        try:
+            while (piece := await stream.recv()) is not None:
+                yield piece.data
+            await stream.result()
+        finally:
+            stream.reset()
+
+    async def write(
+        self,
+        path: str,
+        content: Content,
+        *,
+        mode: int | None = None,
+        append: bool = False,
+        exclusive: bool = False,
+        parents: bool = True,
+        user: str | None = None,
+    ) -> int:
+        """Write a file and return its number of bytes. Without ``append`` it is replaced at once when all has
+        arrived: a reader sees the old file or the new one, and a broken upload leaves the old one."""
+        fields = _path_request(Op.WRITE, path, user)
+        flags = WriteFlag(0)
+        flags |= WriteFlag.APPEND if append else 0
+        flags |= WriteFlag.EXCLUSIVE if exclusive else 0
+        flags |= WriteFlag.PARENTS if parents else 0
+        fields.add(Tag.FLAGS, int(flags))
+        if mode is not None:
+            fields.add(Tag.MODE, _mode(mode))
+        stream = await self._open(fields)
+        try:
+            if isinstance(content, (str, bytes, bytearray, memoryview)):
+                await stream.send(content.encode() if isinstance(content, str) else bytes(content))
+            elif isinstance(content, AsyncIterable):
+                async for piece in content:
+                    await stream.send(piece)
+            else:
+                for piece in content:
+                    await stream.send(piece)
+            await stream.send_end()
+            return (await stream.result()).integer(Tag.BYTES)
+        finally:
+            stream.reset()
+
+    async def list(
+        self, path: str = ".", *, recursive: bool = False, depth: int | None = None, user: str | None = None
+    ) -> _list[FileInfo]:
+        """What a directory holds, sorted by name; with ``recursive`` everything below it."""
+        fields = _path_request(Op.LIST, path, user)
+        fields.add(Tag.FLAGS, int(ListFlag.RECURSIVE) if recursive else 0)
+        if depth is not None:
+            fields.add(Tag.DEPTH, _count("depth", depth))
+        found = [file_info(record) async for record in records(await self._open(fields))]
+        return sorted(found, key=lambda info: info.name)
+
+    async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
+        """What a path is."""
+        fields = _path_request(Op.STAT, path, user).add(Tag.FLAGS, 0 if follow else int(StatFlag.NOFOLLOW))
+        return file_info(await self._result(fields), name=path.rstrip("/").rsplit("/", 1)[-1] or "/")
+
+    async def exists(self, path: str, *, user: str | None = None) -> bool:
+        """Whether there is something at that path."""
+        try:
+            await self.stat(path, follow=False, user=user)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int | None = None, user: str | None = None) -> None:
+        """Make a directory; with ``parents`` also those above it, and it may be there already."""
+        fields = _path_request(Op.MKDIR, path, user).add(Tag.FLAGS, int(MkdirFlag.PARENTS) if parents else 0)
+        if mode is not None:
+            fields.add(Tag.MODE, _mode(mode))
+        await self._result(fields)
+
+    async def remove(
+        self, path: str, *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
+    ) -> None:
+        """Remove a file or an empty directory; with ``recursive`` a directory and all below it."""
+        flags = (int(RemoveFlag.RECURSIVE) if recursive else 0) | (int(RemoveFlag.MISSING_OK) if missing_ok else 0)
+        await self._result(_path_request(Op.REMOVE, path, user).add(Tag.FLAGS, flags))
+
+    async def move(self, path: str, target: str, *, replace: bool = False, user: str | None = None) -> None:
+        """Rename. An existing target is an error unless ``replace``."""
+        fields = _path_request(Op.MOVE, path, user)
+        fields.add(Tag.PATH2, _checked(target)).add(Tag.FLAGS, int(MoveFlag.REPLACE) if replace else 0)
+        await self._result(fields)
+
+    async def chmod(self, path: str, mode: int, *, user: str | None = None) -> None:
+        """Change permission bits."""
+        await self._result(_path_request(Op.CHMOD, path, user).add(Tag.MODE, _mode(mode)))
+
+    async def chown(self, path: str, owner: str, *, user: str | None = None) -> None:
+        """Change the owner: a name, or ``uid[:gid]``."""
+        await self._result(_path_request(Op.CHOWN, path, user).add(Tag.OWNER, owner))
+
+    async def symlink(self, path: str, target: str, *, user: str | None = None) -> None:
+        """Make ``path`` a symbolic link that says ``target``."""
+        await self._result(_path_request(Op.SYMLINK, path, user).add(Tag.PATH2, _checked(target)))
+
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False, user: str | None = None
+    ) -> AsyncIterator[FileChange]:
+        """Changes below a path, as they happen, until you stop iterating. The first item is always
+        ``FileChange("ready", "")``: what happens after it is not missed."""
+        fields = _path_request(Op.WATCH, path, user).add(Tag.FLAGS, int(WatchFlag.RECURSIVE) if recursive else 0)
+        stream = await self._open(fields)
+        try:
+            await stream.started()
+            yield FileChange("ready", "")
+            async for record in records(stream):
+                yield file_change(record)
+        finally:
+            stream.reset()
+
+    async def _result(self, fields: Fields) -> Fields:
+        stream = await self._open(fields)
+        try:
+            return await stream.result()
+        finally:
+            stream.reset()
+
+
+async def records(stream: Stream) -> AsyncIterator[Fields]:
+    """The records of a list answer; raises its error at the end."""
+    decoder = RecordDecoder()
+    try:
+        while (piece := await stream.recv()) is not None:
+            for record in decoder.feed(piece.data):
+                yield record
+        await stream.result()
+        decoder.finish()
+    finally:
+        stream.reset()
+
+
+def file_info(fields: Fields, name: str | None = None) -> FileInfo:
+    number = fields.integer(Tag.TYPE)
+    return FileInfo(
+        name=fields.text(Tag.NAME) if name is None else name,
+        type=_TYPES[FileType(number)] if 0 <= number <= 3 else "other",
+        size=fields.integer(Tag.SIZE),
+        mode=fields.integer(Tag.MODE),
+        uid=fields.integer(Tag.UID),
+        gid=fields.integer(Tag.GID),
+        modified=fields.integer(Tag.MTIME_NS) / 1e9,
+        target=fields.text(Tag.LINK) if Tag.LINK in fields else None,
+    )
+
+
+def file_change(record: Fields) -> FileChange:
+    mask = record.integer(Tag.MASK)
+    kinds = [flag.name.lower() for flag in WatchMask if mask & flag and flag.name]
+    name2 = record.text(Tag.NAME2) if Tag.NAME2 in record else None
+    return FileChange(kinds[0] if kinds else "other", record.text(Tag.NAME, ""), name2)
+
+
+def _path_request(op: Op, path: str, user: str | None) -> Fields:
+    fields = request(op, (Tag.PATH, _checked(path)))
+    if user is not None:
+        fields.add(Tag.USER, user)
+    return fields
+
+
+def _checked(path: object) -> str:
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise SpecError(f"{str(path)[:80]!r} is not a path", hint="a non-empty string without NUL")
+    if len(path.encode("utf-8", "surrogateescape")) > 4095:
+        raise SpecError(f"the path {path[:40]!r}... is longer than 4095 bytes")
+    return path
+
+
+def _count(what: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SpecError(f"{what}={value!r} is not a whole number of 0 or more")
+    return value
+
+
+def _mode(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0o7777:
+        raise SpecError(f"mode={value!r} is not a file mode", hint="for example 0o644")
+    return value

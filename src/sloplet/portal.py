@@ -1,0 +1,101 @@
+"""The loop thread behind the synchronous API: one per process, started when first needed.
+
+Refuses to be called from its own thread (that would wait for itself for ever), is made anew in a
+forked child, and is stopped at interpreter exit after every sandbox has been told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_portal: Portal | None = None
+_portal_lock = threading.Lock()
+
+
+class Portal:
+    """Runs coroutines on a background loop for threads that have none."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._ready = threading.Event()
+        self.loop: asyncio.AbstractEventLoop
+        self.thread = threading.Thread(target=self._main, name="sloplet-loop", daemon=True)
+        self.thread.start()
+        self._ready.wait()
+
+    def _main(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._ready.set)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the loop and wait. Ctrl-C in the waiting thread cancels it and waits for its clean-up."""
+        if threading.current_thread() is self.thread:
+            coroutine.close()
+            raise RuntimeError("a synchronous Sandbox was used inside its own event loop: use AsyncSandbox there")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, SystemExit):
+            future.cancel()
+            concurrent.futures.wait([future], timeout=5)
+            raise
+
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an async iterator, one at a time; closed when the caller stops."""
+        end = object()
+
+        async def step() -> Any:
+            return await anext(source, end)
+
+        async def close() -> None:
+            aclose = getattr(source, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+        try:
+            while (item := self.call(step())) is not end:
+                yield item
+        finally:
+            self.call(close())
+
+    def stop(self) -> None:
+        if self.thread.is_alive() and self.pid == os.getpid():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join(timeout=5)
+
+
+def portal() -> Portal:
+    """This process's portal."""
+    global _portal
+    with _portal_lock:
+        if _portal is None or _portal.pid != os.getpid() or not _portal.thread.is_alive():
+            _portal = Portal()
+        return _portal
+
+
+def _stop_at_exit() -> None:
+    if _portal is not None and _portal.pid == os.getpid():
+        _portal.stop()
+
+
+def _forget_in_child() -> None:
+    global _portal, _portal_lock
+    _portal = None
+    _portal_lock = threading.Lock()
+
+
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,456 @@
+"""The local Controller: engines, wire, images and state, wired together. Embedded, and inside the keeper.
+
+Order of things: intent is recorded, then the place is made, then the engine starts; the end goes the other
+way round. Whatever a crash leaves is found from the record, the owner's lock and the id (state/reaper.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import secrets
+import weakref
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from .controller import Event, SandboxInfo, Stream
+from .engines import registry
+from .engines.base import Engine, Exit, Guarantee, HostStats, Instance, ResolvedImage, StartRequest
+from .errors import EngineError, ProtocolError, SandboxDead, SandboxNotFound, SlopletError, StartFailed
+from .events import EventBus
+from .spec import SandboxSpec
+from .state.home import Home, new_id
+from .state.locks import Owner
+from .state.store import Store
+from .wire.fields import Fields
+from .wire.mux import HostMux, HostStream
+from .wire.schema import HelloFlag, Op, Tag
+
+T = TypeVar("T")
+_START_TIMEOUT = 30.0
+_RING = 262144
+_COMMAND_OPS = (Op.EXEC, Op.ATTACH)
+
+
+@dataclass
+class _Live:
+    """A sandbox that this process holds."""
+
+    info: SandboxInfo
+    owner: str
+    engine: Engine
+    instance: Instance
+    mux: HostMux
+    ending: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    watcher: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    fault: str = ""
+    running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
+
+
+class Runtime:
+    """Holds sandboxes in this process, on one event loop. See ``Controller`` for what each method promises."""
+
+    def __init__(self, home: Home | None = None, *, holder: str = "embedded") -> None:
+        self.home = home or Home()
+        self.store = Store(self.home)
+        self.holder = holder
+        self.bus = EventBus()
+        self._owner = Owner(self.home)
+        self._live: dict[str, _Live] = {}
+        self._state = ThreadPoolExecutor(1, thread_name_prefix="sloplet-state")
+        self._dead_reasons: dict[str, str] = {}  # of embedded sandboxes that died; bounded
+        self._reaped = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._pid = os.getpid()
+        _runtimes.add(self)
+
+    # -- Controller --------------------------------------------------------------
+
+    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        engine = registry.choose(spec)
+        image = await self._image(spec)
+        sandbox_id = new_id()
+
+        def begin() -> tuple[str, SandboxInfo]:
+            self.home.open()
+            if not self._reaped:
+                self._reaped = True
+                self.reap()
+            owner = self._owner.token
+            request = StartRequest(sandbox_id, spec, image, self.home.place(owner, sandbox_id))
+            engine.check(request)
+            info = self.store.reserve(
+                sandbox_id, spec, engine=engine.name, rung=engine.rung, holder=self.holder, owner=owner
+            )
+            try:
+                self.home.make_place(owner, sandbox_id)
+            except BaseException:
+                self.store.remove(sandbox_id)
+                raise
+            return owner, info
+
+        # Shielded: a cancelled caller must not leave a record behind that nobody knows of.
+        begun = asyncio.ensure_future(self._on_state(begin))
+        try:
+            owner, info = await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            owner, _ = await begun
+            await self._on_state(lambda: self._forget(owner, sandbox_id))
+            raise
+        try:
+            live = await self._start(
+                engine, StartRequest(sandbox_id, spec, image, self.home.place(owner, sandbox_id)), info, owner
+            )
+        except BaseException:
+            await asyncio.shield(self._on_state(lambda: self._forget(owner, sandbox_id)))
+            raise
+        self._background(self._on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir)))
+        if spec.ttl is not None:
+            live.timer = asyncio.get_running_loop().call_later(spec.ttl, self._expire, sandbox_id)
+        self.bus.emit(sandbox_id, "started", engine=engine.name, name=spec.name)
+        return live.info
+
+    async def find(self, ref: str) -> SandboxInfo:
+        live = self._live.get(ref) or next((item for item in self._live.values() if _named(item.info, ref)), None)
+        if live is not None:
+            return live.info
+        return await self._on_state(lambda: self.store.find(ref))
+
+    async def list(self) -> list[SandboxInfo]:
+        return await self._on_state(self.store.list)
+
+    async def open(self, sandbox_id: str, request: Fields) -> Stream:
+        live = self._held(sandbox_id)
+        stream = live.mux.open(request)
+        if request.integer(Tag.OP) in _COMMAND_OPS:
+            live.running[stream.id] = live.instance.oom_kills()
+            if self.bus.wanted:
+                self._announce(sandbox_id, request)
+        return stream
+
+    async def kill(self, sandbox_id: str) -> None:
+        live = self._live.get(sandbox_id)
+        if live is None:
+            record = await self._on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
+            if record is not None and record.info.state == "dead":
+                await self._on_state(lambda: self._forget(record.owner, record.info.id))
+            return
+        if not live.ending:
+            live.ending = True
+            self._background(self._end(live, "killed"))
+        await live.gone.wait()
+
+    async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
+        live = self._held(sandbox_id)
+        ttl = live.info.spec.ttl
+        if ttl is None:
+            return live.instance.guarantees
+        return (*live.instance.guarantees, Guarantee("ttl", True, f"timer of its holder ({self.holder})", f"{ttl:g} s"))
+
+    async def stats(self, sandbox_id: str) -> HostStats:
+        return self._held(sandbox_id).instance.stats()
+
+    def events(self, sandbox_id: str | None = None) -> AsyncIterator[Event]:
+        return self.bus.listen(sandbox_id)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(self.kill(sandbox_id) for sandbox_id in list(self._live)))
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._on_state(self._release)
+        self._state.shutdown(wait=False)
+        _runtimes.discard(self)
+
+    @property
+    def held(self) -> int:
+        """How many sandboxes this process holds."""
+        return len(self._live)
+
+    def pids(self, sandbox_id: str) -> tuple[int, ...]:
+        """The host's pids of a sandbox (benchmarks, leak checks)."""
+        return self._held(sandbox_id).instance.pids()
+
+    def reap(self) -> None:
+        """Clean up after holders that died. Cheap when there is nothing to do."""
+        from .state.reaper import reap
+
+        reap(self.home, self.store, lambda engine, sandbox_id: registry.load(engine).reap(sandbox_id))
+
+    # -- starting ------------------------------------------------------------------
+
+    async def _image(self, spec: SandboxSpec) -> ResolvedImage:
+        if spec.image == "host":
+            return ResolvedImage("host")
+        from .images.resolve import resolve
+
+        return await self._on_state(lambda: resolve(spec.image, self.home))
+
+    async def _start(self, engine: Engine, request: StartRequest, info: SandboxInfo, owner: str) -> _Live:
+        instance = await engine.start(request)
+        mux: HostMux | None = None
+        try:
+            mux = HostMux(instance.read_fd, instance.write_fd)
+            mux.hello(_hello(instance))
+            await self._answer(instance, mux)
+            info = replace(info, state="running", workdir=instance.hello.workdir)
+            live = _Live(info, owner, engine, instance, mux)
+        except BaseException:
+            if mux is not None:
+                mux.fail(SandboxDead("the sandbox did not start"))
+            instance.kill()
+            _close_fds(instance)
+            await asyncio.shield(_wait_and_clean(instance))
+            raise
+        mux.set_on_lost(lambda error: self._on_lost(live, error))
+        mux.annotate = lambda stream, result: self._annotate(live, stream, result)
+        self._live[request.id] = live
+        live.watcher = self._background(self._watch(live))
+        return live
+
+    async def _answer(self, instance: Instance, mux: HostMux) -> Fields:
+        """The agent's HELLO, or why there is none."""
+        try:
+            async with asyncio.timeout(_START_TIMEOUT):
+                return await mux.peer_hello()
+        except TimeoutError:
+            raise StartFailed(
+                f"the sandbox did not answer within {_START_TIMEOUT:g} s", hint="is the machine overloaded?"
+            ) from None
+        except ProtocolError as error:
+            raise StartFailed(f"the sandbox's agent answered nonsense: {error.message}") from error
+        except EngineError:
+            raise
+        except SlopletError:
+            ended = await _within(instance.wait(), 2.0)
+            reason = ended.reason if ended else "its agent closed the connection"
+            raise StartFailed(
+                f"the sandbox did not start: {reason}", hint="`sloplet doctor` checks this machine"
+            ) from None
+
+    # -- ending --------------------------------------------------------------------
+
+    def _on_lost(self, live: _Live, error: SlopletError) -> None:
+        if isinstance(error, ProtocolError):
+            live.fault = f"its agent broke the protocol: {error.message}"
+        live.instance.kill()
+
+    async def _watch(self, live: _Live) -> None:
+        """Wait for a sandbox's end, whoever brings it about, and tell everybody who waits on it."""
+        ended = await live.instance.wait()
+        reason = live.fault or ended.reason
+        live.mux.fail(_dead(live.info, "it was closed" if live.ending else reason))
+        if not live.ending:
+            live.ending = True
+            await self._end(live, "died", reason=reason, oom=ended.oom)
+
+    async def _end(self, live: _Live, event: str, *, reason: str = "", oom: bool = False) -> None:
+        """The one way a held sandbox goes. Runs as a task of its own, so nobody's cancellation stops it."""
+        sandbox_id = live.info.id
+        if live.timer is not None:
+            live.timer.cancel()
+        live.instance.kill()
+        await live.instance.wait()
+        live.mux.fail(_dead(live.info, reason or "it was closed"))
+        _close_fds(live.instance)
+        live.instance.cleanup()
+        died = event == "died"
+
+        def finish() -> None:
+            self.home.remove_place(live.owner, sandbox_id)
+            if died and self.holder == "keeper":
+                self.store.mark_dead(sandbox_id, reason, disown=True)
+            else:
+                self.store.remove(sandbox_id)
+
+        try:
+            await self._on_state(finish)
+        finally:
+            if died and self.holder != "keeper":
+                _remember(self._dead_reasons, sandbox_id, reason)
+            self._live.pop(sandbox_id, None)
+            live.gone.set()
+            self.bus.emit(sandbox_id, event, reason=reason, oom=oom)
+
+    def _expire(self, sandbox_id: str) -> None:
+        live = self._live.get(sandbox_id)
+        if live is not None and not live.ending:
+            live.ending = True
+            self._background(self._end(live, "expired", reason="its time to live was over"))
+
+    def _forget(self, owner: str, sandbox_id: str) -> None:
+        if owner:
+            self.home.remove_place(owner, sandbox_id)
+        self.store.remove(sandbox_id)
+
+    def _release(self) -> None:
+        self._owner.release()
+        self.store.close()
+
+    def end_now(self) -> None:
+        """The synchronous backstop at interpreter exit: nothing survives us, also without a loop."""
+        if self._pid != os.getpid():
+            return
+        lives, self._live = list(self._live.values()), {}
+        for live in lives:
+            live.instance.kill()
+        for live in lives:
+            live.instance.cleanup()
+            try:
+                self._forget(live.owner, live.info.id)
+            except SlopletError:
+                pass  # the next start reaps what is left
+        try:
+            self._release()
+        except SlopletError:
+            pass
+
+    def close_in_child(self) -> None:
+        """After a fork: the sandboxes are the parent's. Drop our copies of their wires, or they would outlive it."""
+        for live in self._live.values():
+            _close_fds(live.instance)
+        self._live = {}
+
+    # -- small things ----------------------------------------------------------------
+
+    def _annotate(self, live: _Live, stream: HostStream, result: Fields) -> Fields:
+        """Add OOM where the memory limit killed something while the command ran."""
+        if stream.id not in live.running:
+            return result
+        before = live.running.pop(stream.id)
+        failed = result.integer(Tag.SIGNUM, 0) or result.integer(Tag.EXIT_CODE, 0)
+        if failed and before is not None:
+            now = live.instance.oom_kills()
+            if now is not None and now > before:
+                result = Fields(*((tag, value) for tag, value in result if tag is not Tag.OOM), (Tag.OOM, 1))
+                self.bus.emit(live.info.id, "oom", kills=now)
+        if self.bus.wanted and stream.request.integer(Tag.OP) == Op.EXEC:
+            self.bus.emit(
+                live.info.id, "command.exited", exit_code=failed and result.integer(Tag.EXIT_CODE, 128 + failed)
+            )
+        return result
+
+    def _announce(self, sandbox_id: str, request: Fields) -> None:
+        if request.integer(Tag.OP) == Op.EXEC:
+            argv = [part.decode("utf-8", "replace") for part in request.all(Tag.ARGV)]
+            self.bus.emit(sandbox_id, "command.started", command=argv)
+
+    def _held(self, sandbox_id: str) -> _Live:
+        live = self._live.get(sandbox_id)
+        if live is not None and not live.ending:
+            return live
+        if sandbox_id in self._dead_reasons:
+            raise SandboxDead(f"the sandbox is dead: {self._dead_reasons[sandbox_id]}", hint="make a new one")
+        if live is not None:
+            raise SandboxDead("the sandbox is being closed")
+        raise SandboxNotFound(
+            f"there is no running sandbox {sandbox_id}", hint="it was closed, or it died: `sloplet ls`"
+        )
+
+    async def _on_state(self, job: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._state, job)
+
+    def _background(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), SlopletError):
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "sloplet: a background task failed", "exception": task.exception(), "task": task}
+            )
+
+
+def _hello(instance: Instance) -> Fields:
+    config = instance.hello
+    fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
+    fields.add(Tag.FLAGS, int(HelloFlag.NO_USERS) if config.no_users else 0)
+    fields.add(Tag.ENTROPY, secrets.token_bytes(32))
+    if config.home is not None:
+        fields.add(Tag.HOME, config.home)
+    if config.hostname is not None:
+        fields.add(Tag.HOSTNAME, config.hostname)
+    for key, value in config.env:
+        fields.add(Tag.ENV, f"{key}={value}")
+    return fields
+
+
+def _named(info: SandboxInfo, ref: str) -> bool:
+    return info.name is not None and info.name.casefold() == ref.casefold()
+
+
+def _dead(info: SandboxInfo, reason: str) -> SandboxDead:
+    return SandboxDead(f"the sandbox {info.name or info.id} is dead: {reason}", hint="make a new one")
+
+
+def _remember(reasons: dict[str, str], sandbox_id: str, reason: str) -> None:
+    reasons[sandbox_id] = reason
+    while len(reasons) > 1000:
+        del reasons[next(iter(reasons))]
+
+
+def _maybe(job: Callable[[], T]) -> T | None:
+    try:
+        return job()
+    except SandboxNotFound:
+        return None
+
+
+def _close_fds(instance: Instance) -> None:
+    for fd in {instance.read_fd, instance.write_fd}:
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+    instance.read_fd = instance.write_fd = -1
+
+
+async def _wait_and_clean(instance: Instance) -> None:
+    await instance.wait()
+    instance.cleanup()
+
+
+async def _within(work: Any, seconds: float) -> Exit | None:
+    try:
+        async with asyncio.timeout(seconds):
+            ended: Exit = await work
+            return ended
+    except TimeoutError:
+        return None
+
+
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_embedded: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Runtime] = weakref.WeakKeyDictionary()
+
+
+async def embedded_runtime() -> Runtime:
+    """The runtime of this event loop; it lives as long as the loop."""
+    loop = asyncio.get_running_loop()
+    runtime = _embedded.get(loop)
+    if runtime is None:
+        runtime = _embedded[loop] = Runtime()
+    return runtime
+
+
+def _end_all() -> None:
+    for runtime in list(_runtimes):
+        runtime.end_now()
+
+
+def _close_all_in_child() -> None:
+    for runtime in list(_runtimes):
+        runtime.close_in_child()
+    _runtimes.clear()
+    _embedded.clear()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_close_all_in_child)

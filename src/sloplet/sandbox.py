@@ -1,0 +1,380 @@
+"""AsyncSandbox: a computer of one's own. Knows only the Controller protocol.
+
+``Sandbox`` in ``sync.py`` is the same object without ``await``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from . import transfer
+from .controller import Controller, Event, SandboxInfo, Stream
+from .engines.base import Guarantee
+from .errors import SandboxClosed, SandboxExists, SandboxMismatch, SandboxNotFound
+from .files import AsyncFiles, records
+from .process import (
+    DEFAULT_MAX_OUTPUT,
+    AsyncProcess,
+    Command,
+    Output,
+    checked,
+    collect,
+    exec_request,
+    make_capture,
+    process_info,
+    signal_number,
+)
+from .results import Metrics, ProcessInfo, Progress, Result
+from .spec import SandboxSpec, parse_size
+from .wire.fields import Fields
+from .wire.mux import request
+from .wire.schema import ExecFlag, Op, SignalFlag, Tag
+
+OnProgress = Callable[[Progress], None]
+_list = list  # the class has a method of that name
+
+
+class AsyncSandbox:
+    """A sandbox. Nothing is started before it is entered or first used.
+
+    Without a name it is held by this process and gone when closed. With a name it is held by the keeper:
+    leaving the block leaves it running, opening it again (from any process) finds it; ``kill()`` ends it.
+    Opening a name with other settings than it was made with is ``SandboxMismatch``.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        image: str = "host",
+        engine: str = "auto",
+        at_least: str | None = None,
+        cpus: float | None = None,
+        memory: int | str | None = None,
+        disk: int | str | None = None,
+        pids: int | None = None,
+        open_files: int | None = None,
+        ttl: float | str | None = None,
+        network: str = "none",
+        env: Mapping[str, str] | None = None,
+        workdir: str = "/workspace",
+        user: str = "agent",
+        allow_weaker: bool = False,
+        controller: Controller | None = None,
+    ) -> None:
+        self._spec = SandboxSpec.make(
+            name, image=image, engine=engine, at_least=at_least, cpus=cpus, memory=memory, disk=disk, pids=pids,
+            open_files=open_files, ttl=ttl, network=network, env=env, workdir=workdir, user=user,
+            allow_weaker=allow_weaker,
+        )  # fmt: skip
+        self._init(controller)
+
+    def _init(self, controller: Controller | None) -> None:
+        self._given = controller
+        self._controller: Controller | None = controller
+        self._info: SandboxInfo | None = None
+        self._starting: asyncio.Lock | None = None
+        self._closed = False
+        self.files = AsyncFiles(self._open)
+
+    @classmethod
+    async def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
+        """The sandbox of that name or id, as it is. SandboxNotFound if there is none."""
+        self = cls.__new__(cls)
+        self._init(controller)
+        self._controller = controller or await _default_controller(named=True)
+        self._info = await self._controller.find(ref)
+        self._spec = self._info.spec
+        return self
+
+    @classmethod
+    async def list(cls, *, controller: Controller | None = None) -> _list[SandboxInfo]:
+        """All sandboxes of this SLOPLET_HOME that the keeper holds."""
+        held = controller or await _default_controller(named=True)
+        return await held.list()
+
+    # -- life ------------------------------------------------------------------
+
+    async def start(self) -> SandboxInfo:
+        """Start it, or find it by its name. Idempotent; entering the block and first use do it too."""
+        if self._closed:
+            raise SandboxClosed("this sandbox object was closed", hint="make a new Sandbox")
+        if self._info is not None:
+            return self._info
+        if self._starting is None:
+            self._starting = asyncio.Lock()
+        async with self._starting:
+            if self._info is None:
+                if self._controller is None:
+                    self._controller = await _default_controller(named=self._spec.name is not None)
+                self._info = await _create_or_find(self._controller, self._spec)
+        return self._info
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go: an unnamed sandbox ends, a named one runs on with the keeper. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._info is not None and self._info.name is None and self._controller is not None:
+            await asyncio.shield(self._controller.kill(self._info.id))
+
+    async def kill(self) -> None:
+        """End the sandbox and remove all it had. Idempotent."""
+        self._closed = True
+        if self._info is None and self._spec.name is not None:
+            try:
+                self._controller = self._controller or await _default_controller(named=True)
+                self._info = await self._controller.find(self._spec.name)
+            except SandboxNotFound:
+                return
+        if self._info is not None and self._controller is not None:
+            await asyncio.shield(self._controller.kill(self._info.id))
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What was asked for."""
+        return self._spec
+
+    @property
+    def name(self) -> str | None:
+        return self._spec.name
+
+    @property
+    def id(self) -> str:
+        """Its id, once it has started."""
+        return self._known().id
+
+    @property
+    def engine(self) -> str:
+        """The engine that runs it, once it has started."""
+        return self._known().engine
+
+    @property
+    def workdir(self) -> str:
+        """The directory that commands and relative paths begin in, once it has started."""
+        return self._known().workdir
+
+    def _known(self) -> SandboxInfo:
+        if self._info is None:
+            raise SandboxClosed("the sandbox has not started yet", hint="enter the block, or call start()")
+        return self._info
+
+    async def info(self) -> SandboxInfo:
+        """Its state as the holder knows it now."""
+        info = await self.start()
+        assert self._controller is not None
+        return await self._controller.find(info.id)
+
+    # -- commands --------------------------------------------------------------
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | str | None = None,
+        input: str | bytes | None = None,
+        check: bool = False,
+        text: bool = True,
+        on_stdout: Output | None = None,
+        on_stderr: Output | None = None,
+        max_output: int | str = DEFAULT_MAX_OUTPUT,
+        pty: bool | tuple[int, int] = False,
+    ) -> Result:
+        """Run a command to its end. A string goes to /bin/sh, a list is the argument vector.
+
+        ``timeout`` ends it with everything it started (``timed_out``). ``on_stdout`` and ``on_stderr`` get the
+        output as it comes: text, or bytes with ``text=False``.
+        Output beyond ``max_output`` is counted and dropped (``truncated``). ``check`` raises CommandFailed.
+        """
+        capture = make_capture(max_output, text, on_stdout, on_stderr)
+        fields = exec_request(command, cwd=cwd, env=env, user=user, timeout=timeout, pty=pty, stdin=input is not None)
+        stream = await self._open(fields)
+        if input is None:
+            return checked(await collect(stream, capture), check)
+        feeder = asyncio.ensure_future(_feed(stream, input))
+        try:
+            return checked(await collect(stream, capture), check)
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
+
+    async def spawn(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | str | None = None,
+        pty: bool | tuple[int, int] = False,
+        stdin: bool = False,
+        detached: bool = False,
+        tag: str | None = None,
+        text: bool = True,
+        max_output: int | str = DEFAULT_MAX_OUTPUT,
+    ) -> AsyncProcess:
+        """Start a command and return at once. ``pty`` gives it a terminal (``True`` or ``(rows, cols)``), ``stdin`` a
+        pipe to write to. ``detached``: it goes on when nobody follows it, until the sandbox ends."""
+        most = parse_size(max_output, "max_output")
+        stream = await self._open(
+            exec_request(
+                command, cwd=cwd, env=env, user=user, timeout=timeout, pty=pty, stdin=stdin, detached=detached, tag=tag
+            )
+        )
+        return await _started(stream, text, most)
+
+    async def processes(self) -> _list[ProcessInfo]:
+        """Every process started through this API, running or ended lately."""
+        found = [process_info(record) async for record in records(await self._open(request(Op.PS)))]
+        return sorted(found, key=lambda info: info.pid)
+
+    async def attach(
+        self,
+        pid: int,
+        *,
+        replay: bool = True,
+        lossy: bool = False,
+        text: bool = True,
+        max_output: int | str = DEFAULT_MAX_OUTPUT,
+    ) -> AsyncProcess:
+        """Follow a process by its ``pid`` from ``processes()``: first what is kept of its output (``replay``), then
+        what comes. ``lossy`` never holds the process up. Works from another process too."""
+        fields = request(Op.ATTACH, (Tag.PID, pid), (Tag.FLAGS, int(ExecFlag.LOSSY) if lossy else 0))
+        if not replay:
+            fields.add(Tag.FROM_OUT, -1).add(Tag.FROM_ERR, -1)
+        return await _started(await self._open(fields), text, parse_size(max_output, "max_output"))
+
+    async def signal(self, pid: int, signal: int | str = "TERM", *, tree: bool = True) -> None:
+        """Send a signal to a process by its ``pid`` from ``processes()`` and to everything it started."""
+        flags = 0 if tree else int(SignalFlag.MAIN_ONLY)
+        stream = await self._open(
+            request(Op.SIGNAL, (Tag.PID, pid), (Tag.SIGNUM, signal_number(signal)), (Tag.FLAGS, flags))
+        )
+        await stream.result()
+
+    # -- files -----------------------------------------------------------------
+
+    async def upload(
+        self, source: str | os.PathLike[str], target: str = ".", *, on_progress: OnProgress | None = None
+    ) -> Progress:
+        """Copy a file or a directory of this machine into the sandbox. A directory's content goes into ``target``."""
+        await self.start()
+        return await transfer.upload(self.files, source, target, on_progress)
+
+    async def download(
+        self, source: str, target: str | os.PathLike[str], *, on_progress: OnProgress | None = None
+    ) -> Progress:
+        """Copy a file or a directory out of the sandbox. Links that lead out of it and special files are left out."""
+        await self.start()
+        return await transfer.download(self.files, source, target, on_progress)
+
+    # -- what is going on ------------------------------------------------------
+
+    async def metrics(self) -> Metrics:
+        """What it uses now."""
+        info = await self.start()
+        assert self._controller is not None
+        stream = await self._open(request(Op.METRICS))
+        inside, outside = await stream.result(), await self._controller.stats(info.id)
+        host_cpu, host_memory, host_pids = outside.cpu_us, outside.memory, outside.pids
+        return Metrics(
+            cpu_seconds=(inside.integer(Tag.CPU_US) if host_cpu is None else host_cpu) / 1e6,
+            memory=inside.integer(Tag.MEMORY) if host_memory is None else host_memory,
+            memory_limit=info.spec.limits.memory,
+            memory_peak=outside.memory_peak,
+            pids=inside.integer(Tag.PIDS) if host_pids is None else host_pids,
+            pids_limit=info.spec.limits.pids,
+            disk_used=inside.integer(Tag.DISK_USED),
+            disk_limit=info.spec.limits.disk,
+            uptime=inside.integer(Tag.UPTIME_MS) / 1000,
+            oom_kills=outside.oom_kills,
+            source={
+                "cpu_seconds": "agent" if host_cpu is None else "cgroup",
+                "memory": "agent" if host_memory is None else "cgroup",
+                "pids": "agent" if host_pids is None else "cgroup",
+                "disk_used": "agent",
+            },
+        )
+
+    async def guarantees(self) -> tuple[Guarantee, ...]:
+        """What is enforced, at which value, by what. Truthful."""
+        info = await self.start()
+        assert self._controller is not None
+        return await self._controller.guarantees(info.id)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What happens to this sandbox from now on, until it ends."""
+        info = await self.start()
+        assert self._controller is not None
+        async for event in self._controller.events(info.id):
+            yield event
+
+    async def _open(self, fields: Fields) -> Stream:
+        info = await self.start()
+        assert self._controller is not None
+        return await self._controller.open(info.id, fields)
+
+
+async def _started(stream: Stream, text: bool, max_output: int) -> AsyncProcess:
+    try:
+        return AsyncProcess(stream, await stream.started(), text=text, max_output=max_output)
+    except BaseException:
+        stream.reset()
+        raise
+
+
+async def _feed(stream: Stream, data: str | bytes) -> None:
+    await stream.send(data.encode() if isinstance(data, str) else bytes(data))
+    await stream.send_end()
+
+
+async def _create_or_find(controller: Controller, spec: SandboxSpec) -> SandboxInfo:
+    if spec.name is None:
+        return await controller.create(spec)
+    try:
+        found = await controller.find(spec.name)
+    except SandboxNotFound:
+        try:
+            return await controller.create(spec)
+        except SandboxExists:  # someone else was quicker
+            found = await controller.find(spec.name)
+    _same_settings(found, spec)
+    return found
+
+
+def _same_settings(found: SandboxInfo, spec: SandboxSpec) -> None:
+    """A name must never give an old posture silently to someone who asked for another."""
+    if found.spec == spec:
+        return
+    old, new = found.spec.to_dict(), spec.to_dict()
+    changed = [key for key in new if new[key] != old[key]]
+    raise SandboxMismatch(
+        f"the sandbox {spec.name!r} exists with other settings: {', '.join(changed)}",
+        hint=f"open it as it is with Sandbox.connect({spec.name!r}), or end it first with `sloplet rm {spec.name}`",
+    )
+
+
+async def _default_controller(*, named: bool) -> Controller:
+    if named:
+        from .keeper.client import keeper_controller
+
+        return await keeper_controller()
+    from .runtime import embedded_runtime
+
+    return await embedded_runtime()

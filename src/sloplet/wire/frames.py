@@ -1,0 +1,96 @@
+"""Bytes to frames and back: pure, incremental, bounded. No I/O here."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ..errors import ProtocolError
+from .schema import HEADER_SIZE, MAX_OPEN, MAX_PAYLOAD, MAX_PING, FrameType
+
+_HEADER = struct.Struct("<IBBHI")
+
+_WIDE = {FrameType.HELLO, FrameType.OPEN}
+_FIXED = {FrameType.END: 0, FrameType.RESET: 0, FrameType.CREDIT: 4}
+_ON_ZERO = {FrameType.HELLO, FrameType.PING, FrameType.PONG}
+_WITH_CHANNEL = {FrameType.DATA, FrameType.END}
+_TYPES: list[FrameType | None] = [None] * 256
+for _type in FrameType:
+    _TYPES[_type] = _type
+
+#: What each side may receive.
+FROM_AGENT = frozenset(
+    {
+        FrameType.HELLO, FrameType.DATA, FrameType.END, FrameType.CREDIT,
+        FrameType.REPLY, FrameType.CLOSE, FrameType.PING, FrameType.PONG,
+    }
+)  # fmt: skip
+FROM_HOST = frozenset(
+    {
+        FrameType.HELLO, FrameType.OPEN, FrameType.DATA, FrameType.END, FrameType.CREDIT,
+        FrameType.CTRL, FrameType.RESET, FrameType.PING, FrameType.PONG,
+    }
+)  # fmt: skip
+
+
+class Frame(NamedTuple):
+    type: FrameType
+    channel: int
+    stream: int
+    payload: bytes
+
+
+def encode_frame(type: FrameType, stream: int, payload: bytes = b"", channel: int = 0) -> bytes:
+    most = MAX_OPEN if type in _WIDE else MAX_PAYLOAD
+    if len(payload) > most:
+        raise ValueError(f"a {type.name} frame holds at most {most} bytes, not {len(payload)}")
+    return _HEADER.pack(len(payload), type, channel, 0, stream) + payload
+
+
+class FrameDecoder:
+    """Feed bytes, take frames. Holds at most one unfinished frame, so memory is bounded by the largest frame.
+
+    ``allowed`` is the set of types this side may receive; ``wide`` whether HELLO and OPEN may exceed MAX_PAYLOAD.
+    """
+
+    def __init__(self, allowed: frozenset[FrameType], *, wide: bool = False) -> None:
+        self._allowed = allowed
+        self._wide = wide
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        at, end = 0, len(buffer)
+        while end - at >= HEADER_SIZE:
+            length, number, channel, zero, stream = _HEADER.unpack_from(buffer, at)
+            type = _TYPES[number]
+            if type is None or type not in self._allowed:
+                raise ProtocolError(f"unexpected frame type {number}")
+            self._check(type, length, channel, zero, stream)
+            start = at + HEADER_SIZE
+            if end - start < length:
+                break
+            at = start + length
+            frames.append(Frame(type, channel, stream, bytes(buffer[start:at])))
+        if at:
+            del buffer[:at]
+        return frames
+
+    def _check(self, type: FrameType, length: int, channel: int, zero: int, stream: int) -> None:
+        if zero:
+            raise ProtocolError("reserved header bits are set")
+        most = MAX_OPEN if self._wide and type in _WIDE else MAX_PAYLOAD
+        if length > most:
+            raise ProtocolError(f"a {type.name} frame of {length} bytes is over the limit of {most}")
+        if type in _FIXED and length != _FIXED[type]:
+            raise ProtocolError(f"a {type.name} frame of {length} bytes")
+        if type is FrameType.DATA and not length:
+            raise ProtocolError("an empty DATA frame")
+        if type in _ON_ZERO and (stream or (type is not FrameType.HELLO and length > MAX_PING)):
+            raise ProtocolError(f"a {type.name} frame on stream {stream} of {length} bytes")
+        if type not in _ON_ZERO and not stream:
+            raise ProtocolError(f"a {type.name} frame on stream 0")
+        if channel > 2 or (channel and type not in _WITH_CHANNEL):
+            raise ProtocolError(f"a {type.name} frame on channel {channel}")
