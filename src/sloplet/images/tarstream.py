@@ -1,0 +1,218 @@
+"""Reading a tar as a stream of entries: ustar, GNU long names, PAX. Pure parsing, every length bounded.
+
+Own code because the standard library's reader takes a header's word for how much memory to use, and
+decodes names. Here names stay the bytes they are. What a tar of a root filesystem has no need of
+(sparse files, multi-volume archives) is refused by name, never reinterpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import ImageInvalid
+
+BLOCK = 512
+MAX_PATH = 4096
+_MAX_LONG_NAME = 64 * 1024
+_MAX_PAX = 2**20
+_MAX_EXTENSIONS = 16  # extension headers in front of one entry
+_ZEROS = bytes(BLOCK)
+
+_KINDS = {
+    b"0": "file", b"\0": "file", b"7": "file", b"1": "hardlink", b"2": "symlink", b"3": "device",
+    b"4": "device", b"5": "folder", b"6": "fifo", b"D": "folder",
+}  # fmt: skip
+_REFUSED = {
+    b"S": "a GNU sparse file (make the tar without --sparse)",
+    b"M": "a part of a multi-volume archive",
+}
+
+
+class Source(Protocol):
+    """Where the (uncompressed) bytes come from: up to ``size`` of them, none only at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """One member. ``name`` and ``link`` are bytes as they stand in the archive."""
+
+    name: bytes
+    kind: str  #: file, folder, symlink, hardlink, device, fifo
+    mode: int
+    uid: int
+    gid: int
+    size: int  #: bytes of data that follow
+    mtime: float
+    link: bytes
+
+
+class TarReader:
+    """Entries in order; after each, ``data()`` may be used once, what is not read is skipped."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._left = 0  # bytes of the current member's data not yet read
+        self._padding = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        while (header := self._header()) is not None:
+            entry = self._entry(header)
+            if entry is not None:
+                yield entry
+            for _ in self.data():
+                pass
+
+    def data(self, chunk: int = 1 << 18) -> Iterator[bytes]:
+        """The current member's data in pieces."""
+        while self._left:
+            piece = self._source.read(min(chunk, self._left))
+            if not piece:
+                raise ImageInvalid("the tar is cut short: it ends inside of a file")
+            self._left -= len(piece)
+            yield piece
+        if self._padding:
+            padding, self._padding = self._padding, 0
+            self._exactly(padding)
+
+    def _header(self) -> bytes | None:
+        block = self._exactly(BLOCK)
+        if block == _ZEROS:
+            return None  # the end; a second block of zeros follows, or should
+        stored = _number(block[148:156], "checksum")
+        if stored != sum(block) - sum(block[148:156]) + 8 * 32:
+            raise ImageInvalid("the tar is damaged, or not a tar at all: a header's checksum is wrong")
+        self._begin_data(_number(block[124:136], "size"))
+        return block
+
+    def _begin_data(self, size: int) -> None:
+        self._left = size
+        self._padding = -size % BLOCK
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            piece = self._source.read(count)
+            if not piece:
+                raise ImageInvalid("the tar is cut short: its end is missing")
+            parts.append(piece)
+            count -= len(piece)
+        return b"".join(parts)
+
+    def _whole(self, most: int, what: str) -> bytes:
+        if self._left > most:
+            raise ImageInvalid(f"the tar has {what} of {self._left} bytes; at most {most} are allowed")
+        return b"".join(self.data())
+
+    def _entry(self, block: bytes) -> Entry | None:
+        """The member that begins with ``block``, its extension headers read and applied. None for volume labels."""
+        name: bytes | None = None
+        link: bytes | None = None
+        pax: dict[bytes, bytes] = {}
+        for _ in range(_MAX_EXTENSIONS):
+            kind = block[156:157]
+            if kind == b"L":
+                name = self._whole(_MAX_LONG_NAME, "a name").rstrip(b"\0")
+            elif kind == b"K":
+                link = self._whole(_MAX_LONG_NAME, "a link").rstrip(b"\0")
+            elif kind in (b"x", b"X"):
+                pax.update(_pax_records(self._whole(_MAX_PAX, "a PAX header")))
+            elif kind == b"g":
+                self._whole(_MAX_PAX, "a global PAX header")  # comments; per-file facts do not belong there
+            else:
+                break
+            following = self._header()
+            if following is None:
+                raise ImageInvalid("the tar ends after an extension header")
+            block = following
+        else:
+            raise ImageInvalid(f"the tar has more than {_MAX_EXTENSIONS} extension headers in a row")
+        return self._member(block, name, link, pax)
+
+    def _member(self, block: bytes, name: bytes | None, link: bytes | None, pax: dict[bytes, bytes]) -> Entry | None:
+        if name is None:
+            name = _text(block[:100])
+            if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
+                name = prefix + b"/" + name
+        name = pax.get(b"path", name)
+        link = pax.get(b"linkpath", _text(block[157:257]) if link is None else link)
+        letter = block[156:157]
+        if letter == b"V":
+            return None
+        if letter in _REFUSED or any(key.startswith(b"GNU.sparse.") for key in pax):
+            raise ImageInvalid(f"{show(name)} in the tar is {_REFUSED.get(letter, _REFUSED[b'S'])}")
+        kind = _KINDS.get(letter)
+        if kind is None:
+            raise ImageInvalid(f"{show(name)} in the tar is of an unknown type {letter!r}")
+        if letter in (b"\0", b"0") and name.endswith(b"/"):
+            kind = "folder"  # as tars older than ustar wrote it
+        if b"size" in pax:
+            self._begin_data(_decimal(pax[b"size"], "size"))
+        return Entry(
+            name=name,
+            kind=kind,
+            mode=_number(block[100:108], "mode") & 0o7777,
+            uid=_decimal(pax[b"uid"], "uid") if b"uid" in pax else _number(block[108:116], "uid"),
+            gid=_decimal(pax[b"gid"], "gid") if b"gid" in pax else _number(block[116:124], "gid"),
+            size=self._left,
+            mtime=_time(pax[b"mtime"]) if b"mtime" in pax else float(_number(block[136:148], "mtime", signed=True)),
+            link=link,
+        )
+
+
+def show(name: bytes) -> str:
+    """A name from the archive, fit for a message."""
+    text = name.decode("utf-8", "backslashreplace")
+    return repr(text if len(text) <= 120 else text[:117] + "...")
+
+
+def _text(raw: bytes) -> bytes:
+    return raw.split(b"\0", 1)[0]
+
+
+def _number(raw: bytes, what: str, *, signed: bool = False) -> int:
+    """Octal text, or GNU's base-256 where the first bit is set."""
+    if raw[0] & 0x80:
+        value = int.from_bytes(raw, "big", signed=False) & ((1 << (8 * len(raw) - 1)) - 1)
+        if raw[0] & 0x40:
+            value -= 1 << (8 * len(raw) - 1)
+    else:
+        digits = raw.split(b"\0", 1)[0].strip(b" ")
+        if digits.strip(b"01234567"):
+            raise ImageInvalid(f"the tar is damaged, or not a tar at all: a header's {what} is no number")
+        value = int(digits or b"0", 8)
+    if value < 0 and not signed:
+        raise ImageInvalid(f"the tar has a header with a negative {what}")
+    return value
+
+
+def _decimal(raw: bytes, what: str) -> int:
+    if not raw.isdigit() or len(raw) > 20:
+        raise ImageInvalid(f"the tar has a PAX header with {what}={raw[:40]!r}")
+    return int(raw)
+
+
+def _time(raw: bytes) -> float:
+    try:
+        return float(raw[:40])
+    except ValueError:
+        raise ImageInvalid(f"the tar has a PAX header with mtime={raw[:40]!r}") from None
+
+
+def _pax_records(data: bytes) -> dict[bytes, bytes]:
+    """``LENGTH KEY=VALUE\\n`` records; LENGTH counts the whole record."""
+    records = {}
+    at = 0
+    while at < len(data) and data[at : at + 1] != b"\0":
+        space = data.find(b" ", at, at + 12)
+        length = int(data[at:space]) if space > at and data[at:space].isdigit() else 0
+        record = data[space + 1 : at + length]
+        if length < space - at + 4 or at + length > len(data) or not record.endswith(b"\n") or b"=" not in record:
+            raise ImageInvalid("the tar has a damaged PAX header")
+        key, value = record[:-1].split(b"=", 1)
+        records[key] = value
+        at += length
+    return records
