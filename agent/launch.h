@@ -1,0 +1,175 @@
+/* The launcher: builds the jail a plan describes, then becomes the agent. docs/launch.md has the format.
+ *
+ * One process is spawned by the host's Python; it clones the sandbox's PID 1 and stays as its supervisor.
+ * Nothing here allocates: a plan is mapped read-only and walked in place. */
+#ifndef SLOPLET_LAUNCH_H
+#define SLOPLET_LAUNCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PLAN_MAGIC 0x31504C53u /* "SLP1" */
+#define PLAN_MAX (8u << 20)
+#define MAX_SLOTS 64
+#define MAX_CGROUPS 8
+#define MAX_RLIMITS 16
+
+/* file descriptors the spawner sets up */
+enum { FD_WIRE_IN = 0, FD_WIRE_OUT = 1, FD_STATUS = 2, FD_PLAN = 3, FD_FIRST_FREE = 4 };
+
+/* how the supervisor's exit code reads (docs/launch.md) */
+enum { END_CLEAN = 0, END_START_FAILED = 1, END_AGENT_FAILED = 2, END_STOPPED = 3, END_SIGNAL = 32, END_OOM = 128 };
+
+enum {
+    PLAN_NAMESPACES = 1,    /* user, mount, pid, ipc, uts, net and cgroup namespaces; else the process rung */
+    PLAN_HOST_MOUNTS = 2,   /* the caller is root: TREE and EXT4 steps run before the sandbox's own creds */
+    PLAN_PROBE = 4,         /* build everything, then report success instead of serving */
+    PLAN_DENY_SETGROUPS = 8 /* one uid only: the kernel wants setgroups off before the gid map */
+};
+
+enum {
+    SET_FLAGS = 1,         /* u64 */
+    SET_HOLDER = 2,        /* u64 pid whose death ends the sandbox */
+    SET_UID_MAP = 3,       /* text of /proc/PID/uid_map */
+    SET_GID_MAP = 4,       /* text */
+    SET_MAP_HELPERS = 5,   /* text newuidmap, text newgidmap */
+    SET_IDENTITY = 6,      /* u64 uid, u64 gid, inside */
+    SET_HOSTNAME = 7,      /* text */
+    SET_CGROUP_JOIN = 8,   /* text: a v1 tasks file */
+    SET_CGROUP_INTO = 9,   /* text: a v2 cgroup folder */
+    SET_CGROUP_REMOVE = 10, /* text: a folder to remove at the end */
+    SET_OOM_FILE = 11,     /* text path, text key: where kernel oom kills are counted */
+    SET_RLIMIT = 12,       /* u64 resource, u64 value */
+    SET_CAPS = 13,         /* u64 mask of the capabilities the agent keeps */
+    SET_SECCOMP = 14,      /* u64 SECCOMP_* bits */
+    SET_LANDLOCK = 15,     /* u64 handled filesystem rights, u64 handled network rights, u64 scopes */
+    SET_CPUS = 16,         /* u64 mask of the first 64 cpus */
+    SET_NICE_OOM = 17,     /* u64 oom_score_adj of the sandbox */
+    SET_DROP_TO = 18,      /* u64 uid, u64 gid: process rung as root: become this on the host */
+
+    STEP_TREE = 64,     /* u64 slot, u64 TREE_* bits, u64 attributes, text host path */
+    STEP_TMPFS = 65,    /* u64 slot, u64 attributes, text options */
+    STEP_EXT4 = 66,     /* u64 slot, u64 attributes, text template image, text folder for the copy */
+    STEP_STAGE = 67,    /* u64 slot: the scratch filesystem, on which all else is built */
+    STEP_ROOT = 68,     /* the sandbox's root is a folder of the scratch filesystem */
+    STEP_OVERLAY = 69,  /* u64 attributes, text path in the root ("" is the root itself), u64 n, n * u64 slot */
+    STEP_MKDIR = 70,    /* u64 mode, text path; parents are made 0755; an existing folder is kept */
+    STEP_SYMLINK = 71,  /* text target, text path */
+    STEP_FILE = 72,     /* u64 mode, text path, bytes */
+    STEP_MOUNT = 73,    /* u64 slot, text path: attach it there; the mount point is made if missing */
+    STEP_FS = 74,       /* u64 attributes, text type, text options, text path */
+    STEP_MASK = 75,     /* text path: hide it behind an empty read-only file or folder, if it is there */
+    STEP_READONLY = 76, /* text path: read-only from here on, if it is there */
+    STEP_PIVOT = 77,    /* the root becomes /; nothing of the host stays mounted */
+    STEP_LOOPBACK = 78, /* bring lo up */
+    STEP_WRITE = 79,    /* text path, bytes: write to an existing file (a sysctl), best effort */
+    STEP_ALLOW = 80,    /* u64 rights, text host path: a Landlock rule, if it is there */
+    STEP_CHDIR = 81,    /* text path */
+};
+
+enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
+
+enum {
+    SECCOMP_ON = 1,
+    SECCOMP_NO_SOCKETS = 2, /* process rung: no socket() at all */
+    SECCOMP_NO_PTRACE = 4,  /* process rung: and no process_vm_x */
+    SECCOMP_NO_AFFINITY = 8, /* cpus= is enforced by affinity: it must not be widened again */
+    SECCOMP_NO_IPC = 16      /* process rung: System V and POSIX queues are the host's there */
+};
+
+struct reader {
+    const uint8_t *at, *end;
+};
+
+struct text {
+    const char *bytes; /* always NUL-terminated at bytes[size] */
+    size_t size;
+};
+
+struct plan {
+    uint64_t flags, holder, caps, seccomp, cpus;
+    uint64_t landlock_fs, landlock_net, landlock_scope;
+    int has_landlock, has_oom_score, has_drop;
+    int64_t oom_score;
+    uint32_t uid, gid, drop_uid, drop_gid;
+    const char *uid_map, *gid_map, *newuidmap, *newgidmap, *hostname;
+    const char *join[MAX_CGROUPS], *into, *remove[MAX_CGROUPS];
+    const char *oom_file, *oom_key;
+    int joins, removes, rlimits;
+    struct { uint64_t resource, value; } rlimit[MAX_RLIMITS];
+    const uint8_t *steps, *end, *base;
+    size_t size;
+};
+
+struct step {
+    unsigned kind;
+    struct reader args;
+};
+
+/* What a running launch holds. slot: detached mounts by number, -1 where there is none. */
+struct launch {
+    struct plan plan;
+    int slot[MAX_SLOTS];
+    int sync;        /* this side's end of the parent-child socket */
+    int userns;      /* the sandbox's user namespace, for idmapped mounts; -1 if not needed */
+    int scratch;     /* root of the scratch filesystem, in the child */
+    int root;        /* the sandbox's root, in the child */
+    int ruleset;     /* Landlock, in the child */
+    int shutdown;    /* in the supervisor: a folder on the ext4 scratch, or -1 */
+    int pidfd;       /* of the child, in the supervisor */
+    int overlays;    /* made so far */
+};
+
+int launch_main(int argc, char **argv);
+
+/* plan.c */
+void plan_load(struct plan *plan, int fd);
+int plan_next(const struct plan *plan, const uint8_t **cursor, struct step *step);
+uint64_t arg_u64(struct reader *args);
+struct text arg_text(struct reader *args);
+void arg_end(struct reader *args);
+void plan_forget(struct plan *plan);
+
+/* fail.c: one line "step: what: strerror: hint", then the end of this process */
+extern int fail_fd;
+void fail(const char *step, const char *what, int error, const char *hint) __attribute__((noreturn));
+
+/* userns.c */
+void write_id_maps(const struct plan *plan, int pid);
+void become_inside(const struct plan *plan);
+
+/* trees.c: detached mounts. All return an fd or fail(). */
+int tree_clone(const char *path, uint64_t bits, uint64_t attributes, int userns);
+int filesystem_new(const char *type, const char *options, uint64_t attributes);
+int ext4_copy(const char *template, const char *folder, uint64_t attributes, int userns, int *shutdown);
+void host_mounts(struct launch *launch);
+
+/* steps.c */
+void run_steps(struct launch *launch);
+
+/* mounts.c: placing mounts and files below the new root, by descriptor only */
+int open_below(int root, const char *path, int flags);
+int make_folder(int root, const char *path, unsigned mode);
+void place_mount(int mount, int root, const char *path, const char *step);
+void make_overlay(struct launch *launch, struct reader args);
+void mask_path(struct launch *launch, const char *path);
+void readonly_path(struct launch *launch, const char *path);
+void pivot(struct launch *launch);
+void write_file(int root, const char *path, struct text content, unsigned mode);
+
+/* restrict.c: what is given up last */
+void set_limits(const struct plan *plan);
+void drop_privileges(const struct plan *plan);
+
+/* landlock.c */
+int landlock_begin(const struct plan *plan);
+void landlock_allow(int ruleset, uint64_t rights, const char *path);
+void landlock_enforce(int ruleset);
+
+/* seccomp.c */
+void seccomp_install(uint64_t bits);
+
+/* supervise.c */
+int supervise(struct launch *launch, int holder);
+
+#endif

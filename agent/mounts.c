@@ -1,0 +1,192 @@
+/* Placing mounts and files below the sandbox's new root. A rootfs may be hostile: every path is resolved by
+ * openat2 inside that root, and mounts are placed on descriptors, never on names. */
+#define _GNU_SOURCE
+#include "launch.h"
+#include "linuxapi.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SYMLINK_HINT "the image has a symlink where the sandbox needs a folder of its own"
+
+static int resolve(int root, const char *path, int flags, unsigned mode, uint64_t how) {
+    struct open_how_ open_how = {
+        .flags = (uint64_t)(flags | O_CLOEXEC),
+        .mode = flags & O_CREAT ? mode : 0,
+        .resolve = RESOLVE_IN_ROOT_ | RESOLVE_NO_MAGICLINKS_ | how,
+    };
+    return (int)syscall(NR_openat2, root, path, &open_how, sizeof open_how);
+}
+
+int open_below(int root, const char *path, int flags) { return resolve(root, path, flags, 0, 0); }
+
+/* mkdir -p. Missing parents are bare 0755 folders. Returns an O_PATH descriptor of the folder. */
+int make_folder(int root, const char *path, unsigned mode) {
+    char part[4096];
+    size_t size = strlen(path);
+    if (size == 0) return resolve(root, ".", O_PATH | O_DIRECTORY, 0, 0);
+    if (size >= sizeof part) fail("mkdir", path, ENAMETOOLONG, "");
+    int above = resolve(root, ".", O_PATH | O_DIRECTORY, 0, 0);
+    for (size_t at = 0; at <= size; at++) {
+        if (path[at] != '/' && path[at] != 0) {
+            part[at] = path[at];
+            continue;
+        }
+        part[at] = 0;
+        const char *name = strrchr(part, '/') ? strrchr(part, '/') + 1 : part;
+        int last = path[at] == 0;
+        if (*name) {
+            int here = resolve(root, part, O_PATH | O_DIRECTORY, 0, 0);
+            if (here < 0 && errno == ENOENT) {
+                if (mkdirat(above, name, last ? mode & 07777 : 0755) < 0) fail("mkdir", path, errno, "");
+                if (last && mode & 07000 && fchmodat(above, name, mode & 07777, 0) < 0) fail("mkdir", path, errno, "");
+                here = resolve(root, part, O_PATH | O_DIRECTORY, 0, 0);
+            }
+            if (here < 0) fail("mkdir", path, errno, "");
+            close(above);
+            above = here;
+        }
+        part[at] = '/';
+    }
+    return above;
+}
+
+static int is_folder(int fd) {
+    struct stat info;
+    return fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+void place_mount(int mount, int root, const char *path, const char *step) {
+    int target = resolve(root, path, O_PATH, 0, RESOLVE_NO_SYMLINKS_);
+    if (target < 0 && errno == ENOENT) {
+        if (is_folder(mount)) {
+            close(make_folder(root, path, 0755));
+        } else {
+            char folder[4096];
+            const char *slash = strrchr(path, '/');
+            size_t size = slash ? (size_t)(slash - path) : 0;
+            if (size >= sizeof folder) fail(step, path, ENAMETOOLONG, "");
+            memcpy(folder, path, size);
+            folder[size] = 0;
+            close(make_folder(root, folder, 0755));
+            close(resolve(root, path, O_WRONLY | O_CREAT, 0644, RESOLVE_NO_SYMLINKS_));
+        }
+        target = resolve(root, path, O_PATH, 0, RESOLVE_NO_SYMLINKS_);
+    }
+    if (target < 0) fail(step, path, errno, errno == ELOOP ? SYMLINK_HINT : "");
+    if (syscall(NR_move_mount, mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_) < 0)
+        fail(step, path, errno, "");
+    close(target);
+}
+
+static void scratch_folder(int scratch, const char *name, unsigned mode) {
+    if (mkdirat(scratch, name, mode) < 0 && errno != EEXIST) fail("scratch", name, errno, "");
+}
+
+/* The working directory is the scratch filesystem, where the layers lie: low/N, up/N and work/N. */
+void make_overlay(struct launch *launch, struct reader args) {
+    uint64_t attributes = arg_u64(&args);
+    const char *path = arg_text(&args).bytes;
+    uint64_t count = arg_u64(&args);
+    char layer[32], lower[256], upper[32], work[32];
+    int number = launch->overlays++;
+    size_t at = 0;
+    scratch_folder(launch->scratch, "low", 0700);
+    scratch_folder(launch->scratch, "up", 0700);
+    scratch_folder(launch->scratch, "work", 0700);
+    for (uint64_t i = 0; i < count && i < 16; i++) {
+        uint64_t slot = arg_u64(&args);
+        if (slot >= MAX_SLOTS || launch->slot[slot] < 0) fail("overlay", path, ENOENT, "a layer is missing");
+        snprintf(layer, sizeof layer, "low/%d.%d", number, (int)i);
+        scratch_folder(launch->scratch, layer, 0700);
+        place_mount(launch->slot[slot], launch->scratch, layer, "overlay");
+        close(launch->slot[slot]);
+        launch->slot[slot] = -1;
+        at += (size_t)snprintf(lower + at, sizeof lower - at, "%s%s", at ? ":" : "", layer);
+    }
+    arg_end(&args);
+    snprintf(upper, sizeof upper, "up/%d", number);
+    snprintf(work, sizeof work, "work/%d", number);
+    scratch_folder(launch->scratch, upper, 0755);
+    scratch_folder(launch->scratch, work, 0700);
+    int fs = (int)syscall(NR_fsopen, "overlay", FSOPEN_CLOEXEC_);
+    if (fs < 0) fail("overlay", path, errno, "this kernel has no overlay filesystem");
+    const char *settings[][2] = {{"lowerdir", lower}, {"upperdir", upper}, {"workdir", work}, {"source", "sloplet"}};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        if (syscall(NR_fsconfig, fs, FSCONFIG_SET_STRING_, settings[i][0], settings[i][1], 0) < 0) fail("overlay", settings[i][0], errno, path);
+    /* userxattr: the only kind a user namespace may use. volatile: what syncs here dies with the sandbox anyway. */
+    if (syscall(NR_fsconfig, fs, FSCONFIG_SET_FLAG_, "userxattr", NULL, 0) < 0) fail("overlay", "userxattr", errno, "Linux 5.11 or newer is needed");
+    syscall(NR_fsconfig, fs, FSCONFIG_SET_FLAG_, "volatile", NULL, 0);
+    if (syscall(NR_fsconfig, fs, FSCONFIG_CMD_CREATE_, NULL, NULL, 0) < 0) fail("overlay", path, errno, "");
+    int mount = (int)syscall(NR_fsmount, fs, FSMOUNT_CLOEXEC_, attributes);
+    if (mount < 0) fail("overlay", path, errno, "");
+    close(fs);
+    if (*path) {
+        place_mount(mount, launch->root, path, "overlay");
+        close(mount);
+    } else {
+        place_mount(mount, launch->scratch, "root", "overlay");
+        launch->root = mount;
+    }
+}
+
+static int bare_clone(int at, const char *name, uint64_t attributes) {
+    int fd = (int)syscall(NR_open_tree, at, name, OPEN_TREE_CLONE_ | OPEN_TREE_CLOEXEC_ | AT_EMPTY_PATH_);
+    if (fd < 0) return -1;
+    struct mount_attr_ attr = {.attr_set = attributes};
+    if (attributes && syscall(NR_mount_setattr, fd, "", AT_EMPTY_PATH_, &attr, sizeof attr) < 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+void mask_path(struct launch *launch, const char *path) {
+    int target = resolve(launch->root, path, O_PATH, 0, RESOLVE_NO_SYMLINKS_);
+    if (target < 0 && errno == ENOENT) return;
+    if (target < 0) fail("mask", path, errno, "");
+    const char *with = "void.file";
+    if (is_folder(target)) {
+        with = "void.folder";
+        scratch_folder(launch->scratch, with, 0555);
+    } else {
+        close(openat(launch->scratch, with, O_WRONLY | O_CREAT | O_CLOEXEC, 0444));
+    }
+    int mount = bare_clone(launch->scratch, with, MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_NOEXEC_);
+    if (mount < 0 || syscall(NR_move_mount, mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_) < 0)
+        fail("mask", path, errno, "");
+    close(mount);
+    close(target);
+}
+
+void readonly_path(struct launch *launch, const char *path) {
+    int target = resolve(launch->root, path, O_PATH, 0, RESOLVE_NO_SYMLINKS_);
+    if (target < 0 && errno == ENOENT) return;
+    if (target < 0) fail("readonly", path, errno, "");
+    int mount = bare_clone(target, "", MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_NOEXEC_);
+    if (mount < 0 || syscall(NR_move_mount, mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_) < 0)
+        fail("readonly", path, errno, "");
+    close(mount);
+    close(target);
+}
+
+void write_file(int root, const char *path, struct text content, unsigned mode) {
+    int fd = resolve(root, path, O_WRONLY | O_CREAT | O_TRUNC, mode, RESOLVE_NO_SYMLINKS_);
+    if (fd < 0) fail("file", path, errno, errno == ELOOP ? SYMLINK_HINT : "");
+    if (write(fd, content.bytes, content.size) != (ssize_t)content.size) fail("file", path, errno, "");
+    close(fd);
+}
+
+void pivot(struct launch *launch) {
+    if (fchdir(launch->root) < 0) fail("pivot", "fchdir", errno, "");
+    if (syscall(SYS_pivot_root, ".", ".") < 0) fail("pivot", "pivot_root", errno, "is this process in a chroot or an initramfs?");
+    /* "." is the new root with the old one stacked upon it: this takes the host's whole tree away. */
+    if (umount2(".", MNT_DETACH) < 0) fail("pivot", "umount", errno, "");
+    if (chdir("/") < 0) fail("pivot", "chdir", errno, "");
+}

@@ -1,0 +1,223 @@
+/* The system call filter: a table of verdicts compiled to a BPF program. Ranges of numbers with one verdict are
+ * found by binary search, so a call costs about eight comparisons (and none on kernels that cache plain verdicts).
+ * Every other ABI the kernel offers (i386 by int 0x80, x32) fails with ENOSYS as a whole. */
+#define _GNU_SOURCE
+#include "launch.h"
+#include "linuxapi.h"
+#include "seccomp.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#if defined(__x86_64__)
+#define OUR_ARCH 0xC000003Eu
+#elif defined(__aarch64__)
+#define OUR_ARCH 0xC00000B7u
+#else
+#error "the seccomp filter knows x86_64 and aarch64"
+#endif
+
+struct instruction {
+    uint16_t code;
+    uint8_t if_true, if_false;
+    uint32_t k;
+};
+
+struct program {
+    uint16_t size;
+    const struct instruction *code;
+};
+
+#define MAX_CODE 1024
+#define LOAD 0x20u /* BPF_LD | BPF_W | BPF_ABS */
+#define AND 0x54u  /* BPF_ALU | BPF_AND | BPF_K */
+#define JUMP 0x05u
+#define JEQ 0x15u
+#define JGE 0x35u
+#define JSET 0x45u
+#define RETURN 0x06u
+
+#define RET_ALLOW 0x7FFF0000u
+#define RET_ERRNO(number) (0x00050000u | (uint32_t)(number))
+#define OFFSET_NR 0u
+#define OFFSET_ARCH 4u
+#define ARG(i) (16u + 8u * (i)) /* the low half, which is all the kernel reads of these arguments; little-endian */
+
+#define NEW_NAMESPACES 0x7E020000u
+#define NEW_TIME 0x80u
+#define TYPE_CHAR 0x2000u
+#define TYPE_BLOCK 0x6000u
+#define TYPE_MASK 0xF000u
+
+static struct instruction code[MAX_CODE];
+static unsigned size;
+static uint16_t handler[VERDICT_COUNT]; /* where the code for a verdict begins */
+
+static void emit(unsigned op, uint32_t k, unsigned if_true, unsigned if_false) {
+    if (size == MAX_CODE) fail("seccomp", "the filter is too long", 0, "");
+    code[size++] = (struct instruction){(uint16_t)op, (uint8_t)if_true, (uint8_t)if_false, k};
+}
+
+static void ret(uint32_t value) { emit(RETURN, value, 0, 0); }
+static void load(uint32_t offset) { emit(LOAD, offset, 0, 0); }
+
+/* if (A == k) return value */
+static void ret_if(uint32_t k, uint32_t value) {
+    emit(JEQ, k, 0, 1);
+    ret(value);
+}
+
+static void inet_rules(void) {
+    /* type without SOCK_NONBLOCK and SOCK_CLOEXEC, then the protocol */
+    load(ARG(1));
+    emit(AND, 0xF, 0, 0);
+    emit(JEQ, 1, 0, 5); /* SOCK_STREAM */
+    load(ARG(2));
+    emit(JEQ, 0, 2, 0);
+    emit(JEQ, 6, 1, 0);               /* TCP */
+    emit(JEQ, 262, 0, 1);             /* MPTCP */
+    ret(RET_ALLOW);
+    emit(JEQ, 2, 0, 6); /* SOCK_DGRAM; after a STREAM of another protocol A is that protocol: none is 2 in use */
+    load(ARG(2));
+    emit(JEQ, 0, 3, 0);
+    emit(JEQ, 17, 2, 0);              /* UDP */
+    emit(JEQ, 1, 1, 0);               /* ICMP, for ping: the network namespace's ping_group_range decides */
+    emit(JEQ, 58, 0, 1);              /* ICMPv6 */
+    ret(RET_ALLOW);
+    ret(RET_ERRNO(EPERM));
+}
+
+static void socket_rules(void) {
+    load(ARG(0));
+    ret_if(1, RET_ALLOW); /* AF_UNIX */
+    emit(JEQ, 2, 5, 0);   /* AF_INET */
+    emit(JEQ, 10, 4, 0);  /* AF_INET6 */
+    emit(JEQ, 16, 1, 0);  /* AF_NETLINK */
+    ret(RET_ERRNO(EAFNOSUPPORT));
+    load(ARG(2));
+    emit(JUMP, 1, 0, 0);
+    emit(JUMP, 3, 0, 0); /* to inet_rules */
+    ret_if(0, RET_ALLOW); /* NETLINK_ROUTE */
+    ret(RET_ERRNO(EPERM));
+}
+
+static void build_handlers(void) {
+    handler[VERDICT_UNKNOWN] = (uint16_t)size;
+    ret(RET_ERRNO(ENOSYS));
+    handler[VERDICT_ALLOW] = (uint16_t)size;
+    ret(RET_ALLOW);
+    handler[VERDICT_REFUSE] = (uint16_t)size;
+    ret(RET_ERRNO(EPERM));
+    handler[VERDICT_NO_SOCKET] = (uint16_t)size;
+    ret(RET_ERRNO(EACCES));
+
+    handler[VERDICT_SOCKET] = (uint16_t)size;
+    socket_rules();
+    inet_rules();
+
+    handler[VERDICT_SOCKETPAIR] = (uint16_t)size;
+    load(ARG(0));
+    ret_if(1, RET_ALLOW);
+    ret(RET_ERRNO(EAFNOSUPPORT));
+
+    handler[VERDICT_CLONE] = (uint16_t)size;
+    load(ARG(0));
+    emit(JSET, NEW_NAMESPACES, 0, 1);
+    ret(RET_ERRNO(EPERM));
+    ret(RET_ALLOW);
+
+    handler[VERDICT_UNSHARE] = (uint16_t)size;
+    load(ARG(0));
+    emit(JSET, NEW_NAMESPACES | NEW_TIME, 0, 1);
+    ret(RET_ERRNO(EPERM));
+    ret(RET_ALLOW);
+
+    handler[VERDICT_IOCTL] = (uint16_t)size;
+    load(ARG(1));
+    ret_if(0x5412, RET_ERRNO(EPERM)); /* TIOCSTI: types into a terminal */
+    ret_if(0x541C, RET_ERRNO(EPERM)); /* TIOCLINUX: pastes into a console */
+    ret_if(0x5423, RET_ERRNO(EPERM)); /* TIOCSETD: loads line disciplines */
+    ret(RET_ALLOW);
+
+    handler[VERDICT_PERSONALITY] = (uint16_t)size;
+    load(ARG(0));
+    ret_if(0xFFFFFFFF, RET_ALLOW); /* a query */
+    emit(AND, ~(0x8u | 0x20000u | 0x40000u), 0, 0); /* PER_LINUX32, UNAME26, ADDR_NO_RANDOMIZE (debuggers) */
+    ret_if(0, RET_ALLOW);
+    ret(RET_ERRNO(EPERM));
+
+    handler[VERDICT_PRCTL] = (uint16_t)size;
+    load(ARG(0));
+    ret_if(31, RET_ERRNO(EPERM)); /* PR_TASK_PERF_EVENTS_DISABLE */
+    ret_if(32, RET_ERRNO(EPERM)); /* PR_TASK_PERF_EVENTS_ENABLE */
+    ret_if(35, RET_ERRNO(EPERM)); /* PR_SET_MM */
+    ret_if(57, RET_ERRNO(EPERM)); /* PR_SET_IO_FLUSHER */
+    ret_if(62, RET_ERRNO(EPERM)); /* PR_SCHED_CORE */
+    ret_if(67, RET_ERRNO(EPERM)); /* PR_SET_MEMORY_MERGE: page merging tells neighbours apart */
+    ret(RET_ALLOW);
+
+    for (unsigned at = 0; at < 2; at++) {
+        handler[at ? VERDICT_MKNODAT : VERDICT_MKNOD] = (uint16_t)size;
+        load(ARG(1 + at));
+        emit(AND, TYPE_MASK, 0, 0);
+        ret_if(TYPE_CHAR, RET_ERRNO(EPERM));
+        ret_if(TYPE_BLOCK, RET_ERRNO(EPERM));
+        ret(RET_ALLOW);
+    }
+}
+
+struct range {
+    uint16_t from;
+    uint8_t verdict;
+};
+
+static void leaf(uint8_t verdict) {
+    if (verdict == VERDICT_UNKNOWN) ret(RET_ERRNO(ENOSYS));
+    else if (verdict == VERDICT_ALLOW) ret(RET_ALLOW);
+    else if (verdict == VERDICT_REFUSE) ret(RET_ERRNO(EPERM));
+    else emit(JUMP, verdict, 0, 0); /* patched to the handler's place once that is known */
+}
+
+static void search(const struct range *ranges, unsigned count) {
+    if (count == 1) {
+        leaf(ranges->verdict);
+        return;
+    }
+    unsigned half = count / 2;
+    /* A conditional jump reaches 255 instructions, a plain one any distance. */
+    emit(JGE, ranges[half].from, 0, 1);
+    unsigned jump = size;
+    emit(JUMP, 0, 0, 0);
+    search(ranges, half);
+    code[jump].k = size - jump - 1;
+    code[jump].code |= 0x8000; /* its target is final: not a handler */
+    search(ranges + half, count - half);
+}
+
+void seccomp_install(uint64_t bits) {
+    static uint8_t table[SYSCALL_COUNT];
+    static struct range ranges[SYSCALL_COUNT + 1];
+    unsigned count = 0;
+    if (!(bits & SECCOMP_ON)) return;
+    seccomp_verdicts(table, bits);
+    for (unsigned nr = 0; nr < SYSCALL_COUNT; nr++)
+        if (nr == 0 || table[nr] != table[nr - 1]) ranges[count++] = (struct range){(uint16_t)nr, table[nr]};
+    if (ranges[count - 1].verdict != VERDICT_UNKNOWN) ranges[count++] = (struct range){SYSCALL_COUNT, VERDICT_UNKNOWN};
+
+    load(OFFSET_ARCH);
+    emit(JEQ, OUR_ARCH, 1, 0);
+    ret(RET_ERRNO(ENOSYS));
+    load(OFFSET_NR);
+    unsigned start = size;
+    search(ranges, count);
+    unsigned end = size;
+    build_handlers();
+    for (unsigned i = start; i < end; i++) {
+        if (code[i].code == JUMP) code[i].k = handler[code[i].k] - i - 1;
+        code[i].code &= 0x7FFF;
+    }
+    struct program program = {(uint16_t)size, code};
+    if (prctl(PR_SET_SECCOMP, 2 /* SECCOMP_MODE_FILTER */, &program, 0, 0) < 0) fail("seccomp", "prctl", errno, "this kernel has no seccomp filters");
+}

@@ -1,0 +1,30 @@
+/* What each system call number means to the filter: shared by its table and its compiler. */
+#ifndef SLOPLET_SECCOMP_H
+#define SLOPLET_SECCOMP_H
+
+#include <stdint.h>
+
+#define SYSCALL_COUNT 512
+
+/* VERDICT_UNKNOWN is 0: a number nobody named fails with ENOSYS, so that programs fall back. From
+ * VERDICT_SOCKET on, the arguments decide. */
+enum verdict {
+    VERDICT_UNKNOWN,
+    VERDICT_ALLOW,
+    VERDICT_REFUSE, /* EPERM */
+    VERDICT_SOCKET,
+    VERDICT_SOCKETPAIR,
+    VERDICT_CLONE,
+    VERDICT_UNSHARE,
+    VERDICT_IOCTL,
+    VERDICT_PERSONALITY,
+    VERDICT_PRCTL,
+    VERDICT_MKNOD,
+    VERDICT_MKNODAT,
+    VERDICT_NO_SOCKET, /* EACCES */
+    VERDICT_COUNT,
+};
+
+void seccomp_verdicts(uint8_t table[SYSCALL_COUNT], uint64_t bits);
+
+#endif

@@ -1,0 +1,164 @@
+/* The supervisor: what stays of the launcher beside the sandbox. It ends the sandbox when its holder dies, lets go
+ * of it or asks for it, waits until every process is gone, and clears away what the sandbox left. */
+#define _GNU_SOURCE
+#include "launch.h"
+#include "linuxapi.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* The wire's end tells the agent to end; one that has not by then is killed. */
+#define GRACE_MS 2000
+#define REMOVE_TRIES 400
+
+static void pause_ms(int ms) { poll(NULL, 0, ms); }
+
+static void kill_child(const struct launch *launch) { syscall(NR_pidfd_send_signal, launch->pidfd, SIGKILL, NULL, 0); }
+
+/* Wait for the child; 1 if we ended it, 0 if it ended by itself. */
+static int watch(struct launch *launch, int holder, int signals) {
+    int timeout = -1, stopped = 0;
+    struct pollfd fds[] = {
+        {launch->pidfd, POLLIN, 0},
+        {holder, POLLIN, 0},
+        {signals, POLLIN, 0},
+        {FD_WIRE_IN, 0, 0}, /* POLLHUP only: the holder closed its end */
+    };
+    for (;;) {
+        int ready = poll(fds, 4, timeout);
+        if (ready < 0 && errno == EINTR) continue;
+        if (fds[0].revents) return stopped;
+        if (ready == 0 || fds[1].revents || fds[2].revents) {
+            kill_child(launch);
+            stopped = 1;
+            timeout = -1;
+            fds[1].fd = fds[2].fd = fds[3].fd = -1;
+        } else if (fds[3].revents) {
+            fds[3].fd = -1;
+            timeout = GRACE_MS;
+        }
+    }
+}
+
+static int parent_of(int pid) {
+    char path[32], stat[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t size = read(fd, stat, sizeof stat - 1);
+    close(fd);
+    if (size <= 0) return 0;
+    stat[size] = 0;
+    char *after = strrchr(stat, ')'); /* the name before it may hold anything */
+    return after && strlen(after) > 4 ? atoi(after + 4) : 0;
+}
+
+static int descends(int pid, int ancestor) {
+    for (int depth = 0; depth < 4096 && pid > 1; depth++) {
+        pid = parent_of(pid);
+        if (pid == ancestor) return 1;
+    }
+    return 0;
+}
+
+struct dirent64_ {
+    uint64_t ino, off;
+    uint16_t size;
+    uint8_t type;
+    char name[];
+};
+
+static int signal_descendants(int number) {
+    char buffer[4096] __attribute__((aligned(8)));
+    int me = getpid(), count = 0;
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (proc < 0) return 0;
+    for (long size; (size = syscall(SYS_getdents64, proc, buffer, sizeof buffer)) > 0;) {
+        for (long at = 0; at < size;) {
+            struct dirent64_ *entry = (struct dirent64_ *)(void *)(buffer + at);
+            at += entry->size;
+            int pid = atoi(entry->name);
+            if (pid > 1 && pid != me && descends(pid, me) && kill(pid, number) == 0) count++;
+        }
+    }
+    close(proc);
+    return count;
+}
+
+/* Without a pid namespace the sandbox's processes outlive its first one. Orphans come to us (subreaper). */
+static void end_orphans(const struct plan *plan) {
+    if (plan->has_drop) { /* the sandbox has a uid of its own: the kernel ends all of that uid at one stroke */
+        int killer = fork();
+        if (killer == 0) {
+            if (setgroups(0, NULL) == 0 && setresgid(plan->drop_gid, plan->drop_gid, plan->drop_gid) == 0 &&
+                setresuid(plan->drop_uid, plan->drop_uid, plan->drop_uid) == 0)
+                kill(-1, SIGKILL);
+            _exit(0);
+        }
+    } else {
+        /* stop all first, so that a fork bomb cannot outrun the kill */
+        for (int pass = 0; pass < 3; pass++) signal_descendants(SIGSTOP);
+    }
+    for (int pass = 0; pass < 1000; pass++) {
+        while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        if (waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD) return;
+        signal_descendants(SIGKILL);
+        pause_ms(1);
+    }
+}
+
+static int oom_kills(const struct plan *plan) {
+    char text[512];
+    if (!plan->oom_file) return 0;
+    int fd = open(plan->oom_file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t size = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (size <= 0) return 0;
+    text[size] = 0;
+    size_t key = strlen(plan->oom_key);
+    for (char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (!strncmp(line, plan->oom_key, key) && line[key] == ' ') return atoi(line + key + 1);
+    return 0;
+}
+
+static void remove_cgroups(const struct plan *plan) {
+    for (int i = 0; i < plan->removes; i++)
+        for (int tries = 0; tries < REMOVE_TRIES && rmdir(plan->remove[i]) < 0 && errno == EBUSY; tries++) pause_ms(1);
+}
+
+int supervise(struct launch *launch, int holder) {
+    const struct plan *plan = &launch->plan;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    int signals = signalfd(-1, &set, SFD_CLOEXEC);
+    int stopped = watch(launch, holder, signals);
+    siginfo_t info;
+    memset(&info, 0, sizeof info);
+    while (waitid(P_PIDFD_, (id_t)launch->pidfd, &info, WEXITED) < 0 && errno == EINTR) {}
+    if (!(plan->flags & PLAN_NAMESPACES)) end_orphans(plan);
+    if (launch->shutdown >= 0) { /* what was written dies here: spare the host the flush */
+        uint32_t how = FS_SHUTDOWN_NOLOGFLUSH_;
+        ioctl(launch->shutdown, FS_IOC_SHUTDOWN_, &how);
+        close(launch->shutdown);
+    }
+    int oom = oom_kills(plan) > 0 ? END_OOM : 0;
+    remove_cgroups(plan);
+    if (stopped) return END_STOPPED | oom;
+    if (info.si_code == CLD_EXITED) return (info.si_status ? END_AGENT_FAILED : END_CLEAN) | oom;
+    return (END_SIGNAL + (info.si_status & 63)) | oom;
+}
