@@ -1,0 +1,85 @@
+"""What Sloplet promises in numbers, and whether a report keeps it. Pure.
+
+A bar whose two sides were not both measured is neither passed nor failed: its verdict says what was missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .stats import Report, percentile
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Bar:
+    """``metric`` of ``subject``, by p50, is at most (or at least) ``limit``: a number of its own unit, or, with
+    ``against``, a multiple of that rival's p50 in ``against_metric``."""
+
+    name: str
+    metric: str
+    subject: str
+    limit: float
+    at_least: bool = False
+    against: str | None = None
+    inverse: bool = False  #: the ratio is rival / ours: "20 times faster than"
+    suffix: str = ""
+
+
+BARS = (
+    Bar("create to first result against bwrap", "start.first_result", "container", 3, against="bwrap", suffix="x"),
+    Bar("create to first result, faster than docker run", "start.first_result", "container", 20, at_least=True,
+        against="docker", inverse=True, suffix="x"),
+    Bar("exec round trip against subprocess.run", "exec.round_trip", "container", 3, against="subprocess", suffix="x"),
+    Bar("sandboxes made, used, destroyed", "rate.sandboxes", "container", 40, at_least=True, suffix="/s"),
+    Bar("live sandboxes at once", "live.count", "container", 500, at_least=True),
+    Bar("memory of a live sandbox", "live.pss", "container", 3, suffix=" MiB"),
+    Bar("import sloplet", "import.sloplet", "sloplet", 0.030, suffix=" s"),
+    Bar("sloplet run -- true", "cli.run", "container", 0.250, suffix=" s"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    bar: Bar
+    value: float | None
+    passed: bool | None  #: None: not measured
+    why: str = ""
+
+    @property
+    def wanted(self) -> str:
+        sign = ">=" if self.bar.at_least else "<="
+        return f"{sign} {self.bar.limit:g}{self.bar.suffix}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.bar.name, "metric": self.bar.metric, "subject": self.bar.subject, "against": self.bar.against,
+            "wanted": self.wanted, "limit": self.bar.limit, "at_least": self.bar.at_least, "value": self.value,
+            "passed": self.passed, "why": self.why,
+        }  # fmt: skip
+
+
+def judge(report: Report) -> list[Verdict]:
+    return [_judge(report, bar) for bar in BARS]
+
+
+def _judge(report: Report, bar: Bar) -> Verdict:
+    ours = report.get(bar.metric, bar.subject)
+    if ours is None:
+        return Verdict(bar, None, None, _missing(report, bar.subject, bar.metric))
+    value = percentile(ours.samples, 50)
+    if bar.against is not None:
+        theirs = report.get(bar.metric, bar.against)
+        if theirs is None:
+            return Verdict(bar, None, None, _missing(report, bar.against, bar.metric))
+        value = theirs.p50 / value if bar.inverse else value / theirs.p50
+    if bar.metric == "live.count" and report.options.get("quick"):
+        return Verdict(bar, value, None, "--quick holds fewer")
+    return Verdict(bar, value, value >= bar.limit if bar.at_least else value <= bar.limit)
+
+
+def _missing(report: Report, subject: str, metric: str) -> str:
+    suite = metric.partition(".")[0]
+    return report.skipped.get(subject) or report.skipped.get(suite) or f"{subject} was not measured"

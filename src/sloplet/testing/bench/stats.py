@@ -1,0 +1,142 @@
+"""Numbers: samples, percentiles, ratios, the report and its JSON. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "sloplet-bench/1"
+
+
+def percentile(samples: Sequence[float], p: float) -> float:
+    """The p-th percentile, 0 to 100, between neighbours by linear interpolation (as numpy's default)."""
+    if not samples:
+        raise ValueError("no samples")
+    if not 0 <= p <= 100:
+        raise ValueError(f"{p} is not a percentile")
+    ordered = sorted(samples)
+    place = (len(ordered) - 1) * p / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    return {
+        "n": len(samples),
+        "min": min(samples),
+        "mean": math.fsum(samples) / len(samples),
+        "p50": percentile(samples, 50),
+        "p95": percentile(samples, 95),
+        "p99": percentile(samples, 99),
+        "max": max(samples),
+    }
+
+
+@dataclass
+class Series:
+    """What one subject (an engine of ours, or a rival) scored in one metric."""
+
+    metric: str  #: "start.first_result", see METRICS
+    subject: str  #: "container", "bwrap"
+    samples: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def p50(self) -> float:
+        return percentile(self.samples, 50)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric, "subject": self.subject, "unit": METRICS[self.metric].unit, "note": self.note,
+            "summary": summary(self.samples), "samples": self.samples,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number means. ``baseline``: the subject that ratios are taken against."""
+
+    title: str
+    unit: str  #: s, 1/s, MiB/s, MiB
+    baseline: str | None = None
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.unit in ("s", "MiB")
+
+
+METRICS = {
+    "start.first_result": Metric("create to first result", "s", "bwrap"),
+    "start.whole_life": Metric("create, use, destroy", "s", "bwrap"),
+    "exec.round_trip": Metric("exec round trip", "s", "subprocess"),
+    "cli.run": Metric("`sloplet run -- true`, whole process", "s", "python"),
+    "import.sloplet": Metric("import sloplet, beyond bare python", "s"),
+    "import.sandbox": Metric("from sloplet import Sandbox, beyond bare python", "s"),
+    "rate.sandboxes": Metric("made, used, destroyed per second", "1/s", "bwrap"),
+    "files.write_1m": Metric("write 1 MiB", "MiB/s", "subprocess"),
+    "files.read_1m": Metric("read 1 MiB", "MiB/s", "subprocess"),
+    "files.write_100m": Metric("write 100 MiB", "MiB/s", "subprocess"),
+    "files.read_100m": Metric("read 100 MiB", "MiB/s", "subprocess"),
+    "output.stdout": Metric("stdout to a counting reader", "MiB/s", "subprocess"),
+    "output.host_memory": Metric("host memory grown by that output", "MiB"),
+    "live.count": Metric("live at once", "1"),
+    "live.pss": Metric("memory of one live sandbox (PSS, with the host's share)", "MiB"),
+    "live.machine": Metric("memory the machine lost per live sandbox", "MiB"),
+}
+
+
+def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
+    """How many times the baseline's cost ours is: 1.0 is equal, below 1 is better than it, above 1 worse."""
+    if ours <= 0 or theirs <= 0:
+        return math.nan
+    return ours / theirs if lower_is_better else theirs / ours
+
+
+class Report:
+    """All series of one run, by metric and subject."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], Series] = {}
+        self.skipped: dict[str, str] = {}  #: subject or suite -> why it was not measured
+        self.machine: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[Series]:
+        order = list(METRICS)
+        return iter(sorted(self._series.values(), key=lambda series: order.index(series.metric)))
+
+    def add(self, metric: str, subject: str, *values: float, note: str = "") -> None:
+        if metric not in METRICS:
+            raise KeyError(metric)
+        series = self._series.setdefault((metric, subject), Series(metric, subject))
+        series.samples.extend(values)
+        series.note = note or series.note
+
+    def get(self, metric: str, subject: str) -> Series | None:
+        series = self._series.get((metric, subject))
+        return series if series is not None and series.samples else None
+
+    def ratio_of(self, series: Series) -> float | None:
+        """Against the metric's baseline, by p50; None where that was not measured or is the subject itself."""
+        metric = METRICS[series.metric]
+        base = self.get(series.metric, metric.baseline) if metric.baseline else None
+        if base is None or base is series or not series.samples:
+            return None
+        return ratio(series.p50, base.p50, lower_is_better=metric.lower_is_better)
+
+    def to_dict(self) -> dict[str, Any]:
+        from .bars import judge
+
+        series = []
+        for one in self:
+            data = one.to_dict()
+            data["baseline"] = METRICS[one.metric].baseline
+            data["ratio"] = self.ratio_of(one)
+            series.append(data)
+        return {
+            "schema": SCHEMA, "machine": self.machine, "options": self.options, "skipped": self.skipped,
+            "series": series, "bars": [verdict.to_dict() for verdict in judge(self)],
+        }  # fmt: skip
