@@ -40,12 +40,16 @@ _CREDIT = struct.Struct("<I")
 
 
 class _Waiters:
-    """Wakes whoever waits for any change of a stream. Waiting is cancel-safe: state lives in the stream."""
+    """Wakes whoever waits for any change of a stream. Waiting is cancel-safe: state lives in the stream.
 
-    __slots__ = ("_futures",)
+    ``callback`` is for a relay, which has no task of its own per stream; it must not raise.
+    """
+
+    __slots__ = ("_futures", "callback")
 
     def __init__(self) -> None:
         self._futures: list[asyncio.Future[None]] = []
+        self.callback: Callable[[], None] | None = None
 
     async def wait(self) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -58,6 +62,8 @@ class _Waiters:
             for future in futures:
                 if not future.done():
                     future.set_result(None)
+        if self.callback is not None:
+            self.callback()
 
 
 class _Stream:
@@ -88,6 +94,47 @@ class _Stream:
                 self.grant(self._unacked)
                 self._unacked = 0
         return item
+
+    # -- without waiting, for relays ---------------------------------------------------
+
+    def on_change(self, callback: Callable[[], None] | None) -> None:
+        """Call it whenever something has arrived on this stream, or its connection is lost."""
+        self._waiters.callback = callback
+
+    @property
+    def mux(self) -> _Mux:
+        return self._mux
+
+    @property
+    def credit(self) -> int:
+        """What we may send now."""
+        return self._credit
+
+    @property
+    def peer_ended(self) -> bool:
+        """Whether the peer said END (or gave up); what it sent before may still be in the queue."""
+        return self._peer_ended
+
+    def take(self) -> Data | None:
+        """The next DATA that is here; nothing is granted for it."""
+        return self._queue.popleft() if self._queue else None
+
+    def send_now(self, data: bytes, channel: int = Channel.IN) -> int:
+        """Send as much as credit allows, without looking at congestion; how much that was. Dropped (and
+        counted as sent) if the operation has ended."""
+        if self._dead():
+            return len(data)
+        piece = data[: min(self._credit, MAX_PAYLOAD)]
+        if piece:
+            self._credit -= len(piece)
+            self._mux.write(FrameType.DATA, self.id, piece, channel)
+        return len(piece)
+
+    def end_now(self) -> None:
+        """No more DATA from us. Idempotent."""
+        if not self._dead():
+            self._sent_end = True
+            self._mux.write(FrameType.END, self.id)
 
     def grant(self, count: int) -> None:
         if self._closed or self._peer_ended or count <= 0:
@@ -176,9 +223,17 @@ class HostStream(_Stream):
         await self._send(data, Channel.IN)
 
     async def send_end(self) -> None:
-        if not self._dead():
-            self._sent_end = True
-            self._mux.write(FrameType.END, self.id)
+        self.end_now()
+
+    @property
+    def reply(self) -> Fields | None:
+        """The REPLY, if it has come."""
+        return self._reply
+
+    @property
+    def outcome(self) -> Fields | None:
+        """The CLOSE as it is, error or not, if it has come."""
+        return self._result
 
     def ctrl(self, fields: Fields) -> None:
         if not self._closed:
@@ -263,6 +318,10 @@ class AgentStream(_Stream):
             await self._waiters.wait()
         return self._ctrls.popleft()
 
+    def take_control(self) -> Fields | None:
+        """The next CTRL that is here."""
+        return self._ctrls.popleft() if self._ctrls else None
+
     async def reset_or_closed(self) -> None:
         while not (self._closed or self.was_reset):
             self._mux.check()
@@ -292,6 +351,10 @@ class AgentStream(_Stream):
 class _Mux:
     """Reads frames, writes frames, fails everybody when the connection is lost."""
 
+    #: Whether to stop reading a peer that asks and asks and does not read the answers. Never both sides of a
+    #: connection, or they could wait for each other for ever.
+    _patient = False
+
     def __init__(
         self,
         read_fd: int,
@@ -309,6 +372,8 @@ class _Mux:
         self._writing = False
         self._error: SlopletError | None = None
         self._lost = False
+        self._pauses = 0
+        self._choked = False
         self._room = _Waiters()
         self._hello: Fields | None = None
         self._hello_waiters = _Waiters()
@@ -318,6 +383,22 @@ class _Mux:
 
     def set_on_lost(self, on_lost: Callable[[SlopletError], None]) -> None:
         self._on_lost = on_lost
+
+    @property
+    def peer(self) -> Fields | None:
+        """The other side's HELLO, if it has come."""
+        return self._hello
+
+    def pause(self) -> None:
+        """Read nothing until ``resume``; counted."""
+        self._pauses += 1
+        if self._pauses == 1 and not self._lost:
+            self._loop.remove_reader(self._read_fd)
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if not self._pauses and not self._lost:
+            self._loop.add_reader(self._read_fd, self._on_readable)
 
     @property
     def congested(self) -> bool:
@@ -363,6 +444,9 @@ class _Mux:
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self._write_fd, self._on_writable)
+        if self._out_size > 4 * _HIGH_WATER and self._patient and not self._choked:
+            self._choked = True
+            self.pause()
 
     def _on_writable(self) -> None:
         while self._out:
@@ -382,6 +466,9 @@ class _Mux:
             self._out.popleft()
         self._writing = False
         self._loop.remove_writer(self._write_fd)
+        if self._choked:
+            self._choked = False
+            self.resume()
         self._room.wake()
 
     def _on_readable(self) -> None:
@@ -458,6 +545,8 @@ class _Mux:
 class HostMux(_Mux):
     """The opener's side. ``annotate`` may add fields to a result as it passes (out-of-memory kills)."""
 
+    stream_type: type[HostStream] = HostStream
+
     def __init__(
         self,
         read_fd: int,
@@ -476,7 +565,7 @@ class HostMux(_Mux):
 
     def open(self, request: Fields) -> HostStream:
         self.check()
-        stream = HostStream(self, self._next, request)
+        stream = self.stream_type(self, self._next, request)
         self.write(FrameType.OPEN, self._next, request.encode())
         self._streams[self._next] = stream
         self._next += 2
@@ -497,6 +586,8 @@ class HostMux(_Mux):
 
 class AgentMux(_Mux):
     """The answering side. ``accept`` is called with each new stream; it must see that ``close`` is called once."""
+
+    _patient = True
 
     def __init__(
         self,
