@@ -1,0 +1,24 @@
+/* The guest agent's public face: what the launcher calls. */
+#ifndef SLOPLET_AGENT_H
+#define SLOPLET_AGENT_H
+
+#define SLOPLET_AGENT_VERSION "0.1.0"
+
+/* A directory fd of the procfs to use, or -1 to open /proc. A launcher that hides /proc from the
+ * sandbox may set it before agent_main; it is marked close-on-exec and never reaches a command. */
+extern int agent_proc_fd;
+
+/* Serves the wire on two fds until the host hangs up, asks for shutdown or breaks the protocol.
+ * Returns an exit code: 0 for an orderly end, 2 for a protocol error, 1 when the agent itself
+ * cannot go on. All processes of the sandbox are dead, or die with the pid namespace, by then.
+ *
+ * Preconditions: one thread; the jail is complete; the current root and mounts are final. The
+ * capabilities the agent may use are those still permitted: SETUID, SETGID and CHOWN to run
+ * commands as users, KILL to signal them, DAC_OVERRIDE and FOWNER for file calls as root, SETPCAP
+ * to empty the bounding set. It needs none of them where HELLO says NO_USERS.
+ *
+ * The agent changes its effective uid for file calls, and the kernel clears the parent-death signal
+ * whenever that happens: do not rely on PR_SET_PDEATHSIG for it, but on the end of in_fd. */
+int agent_main(int in_fd, int out_fd);
+
+#endif

@@ -1,0 +1,268 @@
+/* The file operations that end in one go: STAT, MKDIR, MOVE, CHMOD, CHOWN, SYMLINK. */
+#define _GNU_SOURCE
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "path.h"
+
+#ifndef RENAME_NOREPLACE
+#define RENAME_NOREPLACE 1
+#endif
+
+bool call_begin(struct stream *s, const struct fields *f, int64_t known_flags, struct call *c)
+{
+    int error;
+
+    if (!want_flags(s, f, known_flags, &c->flags) || !want_path(s, f, TAG_PATH, c->path) ||
+        !want_user(s, f, &c->user))
+        return false;
+    error = user_enter(&c->user);
+    if (error)
+        stream_fail(s, error, "user", "cannot act as the user %s", c->user.name);
+    return !error;
+}
+
+void call_fail(struct stream *s, int error, const char *verb, const char *path)
+{
+    user_leave();
+    stream_fail(s, error, "path", "cannot %s %.300s: %s", verb, path, strerror(error));
+}
+
+static void call_end(struct stream *s, int error, const char *verb, const char *path)
+{
+    if (error) {
+        call_fail(s, error, verb, path);
+        return;
+    }
+    user_leave();
+    stream_done(s);
+}
+
+void stat_fields(struct fw *w, const struct stat *st, const char *link)
+{
+    int type = S_ISREG(st->st_mode)   ? FILE_TYPE_FILE
+               : S_ISDIR(st->st_mode) ? FILE_TYPE_DIR
+               : S_ISLNK(st->st_mode) ? FILE_TYPE_SYMLINK
+                                      : FILE_TYPE_OTHER;
+
+    fw_int(w, TAG_TYPE, type);
+    fw_int(w, TAG_SIZE, st->st_size);
+    fw_int(w, TAG_MODE, st->st_mode & 07777);
+    fw_int(w, TAG_UID, st->st_uid);
+    fw_int(w, TAG_GID, st->st_gid);
+    fw_int(w, TAG_MTIME_NS, (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
+    if (link)
+        fw_text(w, TAG_LINK, link);
+}
+
+bool want_mode(struct stream *s, const struct fields *f, mode_t otherwise, mode_t *mode)
+{
+    int64_t asked = fields_int(f, TAG_MODE, otherwise);
+
+    *mode = (mode_t)asked;
+    if (asked >= 0 && asked <= 07777)
+        return true;
+    stream_fail(s, EINVAL, NULL, "a mode out of range");
+    return false;
+}
+
+int make_parents(const char *path, mode_t mode, bool whole)
+{
+    int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0), error = at < 0 ? errno : 0;
+
+    while (at >= 0) {
+        char part[256];
+        size_t len;
+        bool last;
+        int next;
+
+        path += strspn(path, "/");
+        len = strcspn(path, "/");
+        last = path[len + strspn(path + len, "/")] == 0;
+        if (!len || (last && !whole))
+            break;
+        if (len >= sizeof part) {
+            error = ENAMETOOLONG;
+            break;
+        }
+        memcpy(part, path, len);
+        part[len] = 0;
+        path += len;
+        next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+        if (next < 0 && errno == ENOENT) {
+            if (mkdirat(at, part, last ? mode : 0755) < 0 && errno != EEXIST)
+                error = errno;
+            else
+                next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+        }
+        if (next < 0 && !error)
+            error = errno;
+        close(at);
+        at = next;
+    }
+    if (at >= 0)
+        close(at);
+    return error;
+}
+
+int rename_noreplace(int from_dir, const char *from, int to_dir, const char *to)
+{
+    struct stat st;
+
+    if (syscall(SYS_renameat2, from_dir, from, to_dir, to, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return errno;
+    if (fstatat(to_dir, to, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        return EEXIST;
+    return renameat(from_dir, from, to_dir, to) < 0 ? errno : 0;
+}
+
+void op_stat(struct stream *s, const struct fields *f)
+{
+    struct call c;
+    struct stat st;
+    char link[PATH_LIMIT];
+    uint8_t buf[PATH_LIMIT + 128];
+    struct fw w = {buf, 0, sizeof buf, false};
+    ssize_t n = -1;
+    int fd;
+
+    if (!call_begin(s, f, STAT_FLAG_NOFOLLOW, &c))
+        return;
+    fd = path_open(AT_FDCWD, c.path, O_PATH | (c.flags & STAT_FLAG_NOFOLLOW ? O_NOFOLLOW : 0), 0);
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        call_fail(s, error, "stat", c.path);
+        return;
+    }
+    if (S_ISLNK(st.st_mode))
+        n = readlinkat(fd, "", link, sizeof link - 1);
+    close(fd);
+    if (n >= 0)
+        link[n] = 0;
+    user_leave();
+    stat_fields(&w, &st, n >= 0 ? link : NULL);
+    stream_close(s, &w);
+}
+
+void op_mkdir(struct stream *s, const struct fields *f)
+{
+    struct call c;
+    char name[256];
+    mode_t mode;
+    bool slash;
+    int dir, error = 0;
+
+    if (!want_mode(s, f, 0755, &mode) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
+        return;
+    if (c.flags & MKDIR_FLAG_PARENTS) {
+        error = make_parents(c.path, mode, true);
+    } else {
+        dir = path_parent(AT_FDCWD, c.path, name, &slash);
+        if (dir < 0 || mkdirat(dir, name, mode) < 0)
+            error = errno;
+        if (dir >= 0)
+            close(dir);
+    }
+    call_end(s, error, "make folder", c.path);
+}
+
+void op_move(struct stream *s, const struct fields *f)
+{
+    struct call c;
+    char target[2 * PATH_LIMIT], from[256], to[256];
+    bool slash;
+    int from_dir, to_dir = -1, error = 0;
+
+    if (!want_path(s, f, TAG_PATH2, target) || !call_begin(s, f, MOVE_FLAG_REPLACE, &c))
+        return;
+    from_dir = path_parent(AT_FDCWD, c.path, from, &slash);
+    if (from_dir >= 0)
+        to_dir = path_parent(AT_FDCWD, target, to, &slash);
+    if (to_dir < 0)
+        error = errno;
+    else if (c.flags & MOVE_FLAG_REPLACE)
+        error = renameat(from_dir, from, to_dir, to) < 0 ? errno : 0;
+    else
+        error = rename_noreplace(from_dir, from, to_dir, to);
+    if (from_dir >= 0)
+        close(from_dir);
+    if (to_dir >= 0)
+        close(to_dir);
+    call_end(s, error, "move", c.path);
+}
+
+/* An O_PATH fd cannot be chmod-ed, and /proc may be out of reach: so the way is checked for magic
+ * links first, and then walked by name. It stays within the user's rights either way. */
+void op_chmod(struct stream *s, const struct fields *f)
+{
+    struct call c;
+    mode_t mode;
+    int fd, error = 0;
+
+    if (!want_mode(s, f, 0, &mode) || !call_begin(s, f, 0, &c))
+        return;
+    fd = path_open(AT_FDCWD, c.path, O_PATH, 0);
+    if (fd < 0 || fchmodat(AT_FDCWD, c.path, mode, 0) < 0)
+        error = errno;
+    if (fd >= 0)
+        close(fd);
+    call_end(s, error, "change the mode of", c.path);
+}
+
+void op_chown(struct stream *s, const struct fields *f)
+{
+    struct call c;
+    struct user owner;
+    const char *spec = (const char *)f->text[TAG_OWNER].p;
+    size_t n = f->text[TAG_OWNER].len;
+    bool with_group = n && memchr(spec, ':', n);
+    int fd, error;
+
+    error = n ? user_resolve(spec, n, &owner) : ESRCH;
+    if (error) {
+        stream_fail(s, error, "user", "no such user in this sandbox: %.*s", (int)(n < 64 ? n : 64), spec);
+        return;
+    }
+    if (!call_begin(s, f, 0, &c))
+        return;
+    fd = path_open(AT_FDCWD, c.path, O_PATH, 0);
+    if (fd < 0 || fchownat(fd, "", owner.uid, with_group || owner.listed ? owner.gid : (gid_t)-1, AT_EMPTY_PATH) < 0)
+        error = errno;
+    if (fd >= 0)
+        close(fd);
+    call_end(s, error, "change the owner of", c.path);
+}
+
+void op_symlink(struct stream *s, const struct fields *f)
+{
+    struct call c;
+    char text[PATH_LIMIT], name[256];
+    size_t n = f->text[TAG_PATH2].len;
+    bool slash;
+    int dir, error = 0;
+
+    if (n == 0 || n >= sizeof text) {
+        stream_fail(s, n ? ENAMETOOLONG : EINVAL, "path", "a link's text must have 1 to 4095 bytes");
+        return;
+    }
+    memcpy(text, f->text[TAG_PATH2].p, n);
+    text[n] = 0;
+    if (!call_begin(s, f, 0, &c))
+        return;
+    dir = path_parent(AT_FDCWD, c.path, name, &slash);
+    if (dir < 0 || symlinkat(text, dir, name) < 0)
+        error = errno;
+    if (dir >= 0)
+        close(dir);
+    call_end(s, error, "link", c.path);
+}

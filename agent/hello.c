@@ -1,0 +1,200 @@
+/* HELLO: the host says who runs commands and where, and the agent makes the sandbox fit. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "guest.h"
+#include "path.h"
+#include "ring.h"
+#include "wire.h"
+
+#define B(tag) TAG_BIT(TAG_##tag)
+#define FIRST_UID 1000
+
+static bool text_of(const struct fields *f, int tag, char *out, size_t cap)
+{
+    if (!fields_have(f, tag))
+        return true;
+    if (f->text[tag].len >= cap)
+        return false;
+    memcpy(out, f->text[tag].p, f->text[tag].len);
+    out[f->text[tag].len] = 0;
+    return true;
+}
+
+static bool keep_env(const struct fields *f)
+{
+    int64_t count = fields_int(f, TAG_ENV, 0), i = 0;
+    char **env = calloc((size_t)count + 1, sizeof *env);
+    const uint8_t *p;
+    uint32_t n;
+
+    if (!env)
+        return false;
+    for (size_t pos = 0; fields_next(f, TAG_ENV, &pos, &p, &n);) {
+        if (!n || p[0] == '=' || !memchr(p, '=', n))
+            continue; /* there is nothing below the defaults that could be unset */
+        env[i] = strndup((const char *)p, n);
+        if (env[i])
+            i++;
+    }
+    for (char **old = guest.env; old && *old; old++)
+        free(*old);
+    free(guest.env);
+    guest.env = env;
+    return true;
+}
+
+/* Makes a folder and its parents; what was made last belongs to the default user. */
+static void make_folder(const char *path, const struct user *owner)
+{
+    int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0);
+    bool made = false;
+
+    while (at >= 0) {
+        char part[256];
+        size_t len;
+        int next;
+
+        path += strspn(path, "/");
+        len = strcspn(path, "/");
+        if (!len || len >= sizeof part)
+            break;
+        memcpy(part, path, len);
+        part[len] = 0;
+        path += len;
+        made = mkdirat(at, part, 0755) == 0;
+        next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+        close(at);
+        at = next;
+    }
+    if (made && at >= 0 && owner && user_differs(owner) &&
+        fchownat(at, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
+        dprintf(2, "sloplet-agent: a folder could not be given to its user: errno %d\n", errno);
+    if (at >= 0)
+        close(at);
+}
+
+/* Appends a line; a file that lacks its last newline gets it first. A read-only /etc is no error:
+ * the fallback user serves then. */
+static void append_line(const char *path, const char *text, size_t n, const char *line)
+{
+    int fd = path_open(AT_FDCWD, path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY, 0644);
+    struct stat st;
+    char whole[1024];
+    int len = snprintf(whole, sizeof whole, "%s%s", n && text[n - 1] != '\n' ? "\n" : "", line);
+
+    if (fd < 0)
+        return;
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && write(fd, whole, (size_t)len) != len)
+        dprintf(2, "sloplet-agent: %s could not be written\n", path);
+    close(fd);
+}
+
+/* The `agent` user, where the image knows none: the first free uid from 1000 on. */
+static void add_agent_user(const char *home)
+{
+    size_t passwd_len = 0, group_len = 0;
+    char *passwd = read_small("/etc/passwd", &passwd_len), *group = read_small("/etc/group", &group_len);
+    struct user *u = &guest.fallback, other;
+    gid_t gid;
+    char line[1024];
+
+    if (!passwd_find(passwd, passwd_len, "agent", 0, u)) {
+        u->uid = guest.no_users ? guest.uid : FIRST_UID;
+        while (!guest.no_users && passwd_find(passwd, passwd_len, NULL, u->uid, &other))
+            u->uid++;
+        u->gid = guest.no_users ? guest.gid : (gid_t)u->uid;
+        if (group_find(group, group_len, "agent", &gid))
+            u->gid = gid;
+        strcpy(u->name, "agent");
+        snprintf(u->home, sizeof u->home, "%s", home);
+        strcpy(u->shell, access("/bin/bash", X_OK) == 0 ? "/bin/bash" : "/bin/sh");
+        snprintf(line, sizeof line, "agent:x:%u:%u::%s:%s\n", (unsigned)u->uid, (unsigned)u->gid, u->home, u->shell);
+        append_line("/etc/passwd", passwd, passwd_len, line);
+        if (!group_find(group, group_len, "agent", &gid)) {
+            snprintf(line, sizeof line, "agent:x:%u:\n", (unsigned)u->gid);
+            append_line("/etc/group", group, group_len, line);
+        }
+    }
+    free(passwd);
+    free(group);
+}
+
+static void stir(const struct fields *f)
+{
+    int fd;
+
+    if (!fields_have(f, TAG_ENTROPY) || !f->text[TAG_ENTROPY].len)
+        return;
+    fd = path_open(AT_FDCWD, "/dev/urandom", O_WRONLY | O_NONBLOCK | O_NOCTTY, 0);
+    if (fd < 0)
+        return;
+    if (write(fd, f->text[TAG_ENTROPY].p, f->text[TAG_ENTROPY].len) < 0)
+        dprintf(2, "sloplet-agent: the entropy was not taken: errno %d\n", errno);
+    close(fd);
+}
+
+static const char *take(const struct fields *f, char *home)
+{
+    char hostname[65] = "";
+    int64_t flags = fields_int(f, TAG_FLAGS, 0), ring = fields_int(f, TAG_RING, RING_DEFAULT);
+
+    if (flags & ~(int64_t)HELLO_FLAG_NO_USERS)
+        return "HELLO has a flag that is not known";
+    if (ring < 0 || ring > RING_MAX)
+        return "HELLO asks for rings out of range";
+    strcpy(guest.workdir, "/workspace");
+    strcpy(guest.default_user, "agent");
+    if (!text_of(f, TAG_USER, guest.default_user, sizeof guest.default_user) || !guest.default_user[0] ||
+        !text_of(f, TAG_WORKDIR, guest.workdir, sizeof guest.workdir) || guest.workdir[0] != '/' ||
+        !text_of(f, TAG_HOME, home, 256) || !text_of(f, TAG_HOSTNAME, hostname, sizeof hostname))
+        return "HELLO has a text that is too long, or a WORKDIR that is not absolute";
+    guest.no_users = flags & HELLO_FLAG_NO_USERS;
+    guest.ring = (size_t)ring;
+    if (hostname[0] && sethostname(hostname, strlen(hostname)) < 0)
+        hostname[0] = 0; /* not ours to set on every rung */
+    return keep_env(f) ? NULL : "there is no memory for HELLO";
+}
+
+int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
+{
+    static const uint64_t known = B(VERSION) | B(USER) | B(WORKDIR) | B(HOME) | B(ENV) | B(HOSTNAME) |
+                                  B(RING) | B(FLAGS) | B(ENTROPY);
+    uint8_t buf[128];
+    struct fw w = {buf, 0, sizeof buf, false};
+    struct fields f;
+    struct user u;
+    char home[256] = "";
+    int unknown;
+
+    if (fields_parse(payload, n, known, &f, why))
+        return -1;
+    fw_int(&w, TAG_VERSION, WIRE_VERSION);
+    if (fields_int(&f, TAG_VERSION, 0) != WIRE_VERSION) {
+        wire_hello(&w);
+        wire_finish(3);
+        return 0;
+    }
+    *why = take(&f, home);
+    if (*why)
+        return -1;
+    memset(&guest.fallback, 0, sizeof guest.fallback);
+    if (!strcmp(guest.default_user, "agent"))
+        add_agent_user(home[0] ? home : "/home/agent");
+    unknown = user_resolve("", 0, &u);
+    make_folder(guest.workdir, unknown ? NULL : &u);
+    if (!unknown)
+        make_folder(home[0] ? home : u.home, &u);
+    stir(&f);
+    fw_int(&w, TAG_PID, guest.self);
+    fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);
+    fw_int(&w, TAG_FEATURES, 0);
+    wire_hello(&w);
+    return 0;
+}

@@ -1,0 +1,181 @@
+/* Signalling trees. Killing stops everything first, so that a fork bomb cannot outrun the walk over
+ * /proc, and goes on from the loop's timer until nothing is left. It never forks: the process limit
+ * may be reached. */
+#define _GNU_SOURCE
+#include "proc.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "guest.h"
+#include "proctab.h"
+
+#define STOP_PASSES 8
+#define STEP_BUDGET (20 * MSEC)    /* how long one step may hold up the loop */
+#define SHIM_GRACE (1000 * MSEC)   /* a shim without a living child should be gone by then */
+#define SWEEP_AGAIN (500 * MSEC)
+
+/* Marks the tree. The shim itself is marked as its root; `is_root` tells it from the rest. */
+static void mark(struct proctab *t, const struct proc *p)
+{
+    for (size_t i = 0; i < t->count; i++) {
+        struct procent *e = &t->all[i];
+        if (!p->shim_gone && e->pid == p->shim)
+            e->in = true;
+        if (p->orphaned && e->parent == guest.self && !proc_is_shim(e->pid))
+            e->in = true;
+    }
+    proctab_spread(t);
+}
+
+static bool alive(const struct procent *e, const struct proc *p)
+{
+    return e->in && e->state != 'Z' && e->state != 'X' && (p->shim_gone || e->pid != p->shim);
+}
+
+static int signal_marked(struct proctab *t, const struct proc *p, int signum)
+{
+    int count = 0;
+
+    for (size_t i = 0; i < t->count; i++)
+        if (alive(&t->all[i], p))
+            count += kill(t->all[i].pid, signum) == 0;
+    return count;
+}
+
+/* Without /proc: the command's own process group, and the shim's sweep for SIGKILL. */
+static int blind_signal(struct proc *p, int signum)
+{
+    int count = 0;
+
+    if (p->state == PROC_RUNNING && p->ospid > 1)
+        count = kill(-p->ospid, signum) == 0 || kill(p->ospid, signum) == 0;
+    if (signum == SIGKILL && !p->shim_gone) {
+        kill(p->shim, SIGCONT);
+        kill(p->shim, SHIM_SWEEP);
+    }
+    return count;
+}
+
+int kill_tree(struct proc *p, int signum, bool main_only)
+{
+    struct proctab t = {0};
+    int count = 0;
+
+    if (main_only) {
+        if (p->state != PROC_RUNNING)
+            return 0;
+        return kill(p->ospid, signum) == 0;
+    }
+    if (p->shim_gone && !p->orphaned)
+        return 0;
+    if (proctab_load(&t)) {
+        count = blind_signal(p, signum);
+    } else {
+        mark(&t, p);
+        count = signal_marked(&t, p, signum == SIGKILL ? 0 : signum);
+    }
+    proctab_free(&t);
+    if (signum == SIGKILL)
+        kill_begin(p);
+    return count;
+}
+
+void kill_begin(struct proc *p)
+{
+    if (p->killing || (p->shim_gone && !p->orphaned))
+        return;
+    p->killing = true;
+    p->kill_since = now_ns();
+    p->kill_next = kill_step(p, p->kill_since);
+}
+
+/* Stops all, kills all. Number that were alive at the last look. */
+static int stop_and_kill(struct proctab *t, struct proc *p)
+{
+    int living = 0;
+
+    for (int pass = 0; pass < STOP_PASSES; pass++) {
+        int fresh = 0;
+
+        if (proctab_load(t))
+            return -1;
+        mark(t, p);
+        living = 0;
+        for (size_t i = 0; i < t->count; i++) {
+            struct procent *e = &t->all[i];
+            if (!alive(e, p))
+                continue;
+            living++;
+            if (e->state != 'T' && e->state != 't') {
+                kill(e->pid, SIGSTOP);
+                fresh++;
+            }
+        }
+        if (!fresh)
+            break;
+    }
+    if (living)
+        signal_marked(t, p, SIGKILL);
+    return living;
+}
+
+int64_t kill_step(struct proc *p, int64_t now)
+{
+    struct proctab t = {0};
+    int64_t until = now_ns() + STEP_BUDGET, pause;
+    int living;
+
+    if (p->shim_gone && !p->orphaned) {
+        p->killing = false;
+        return NEVER;
+    }
+    if (now < p->kill_next && p->kill_next != NEVER)
+        return p->kill_next;
+    do
+        living = stop_and_kill(&t, p);
+    while (living > 0 && now_ns() < until);
+    proctab_free(&t);
+    if (living < 0) {
+        blind_signal(p, SIGKILL);
+        return now + SWEEP_AGAIN;
+    }
+    if (living == 0 && p->orphaned) {
+        p->killing = false; /* the last ones are zombies: SIGCHLD brings them */
+        return NEVER;
+    }
+    if (living == 0) {
+        /* Only the shim is left. Someone of the same uid may have stopped it: it must not matter. */
+        kill(p->shim, now - p->kill_since > SHIM_GRACE ? SIGKILL : SIGCONT);
+    }
+    pause = (now - p->kill_since) / 4;
+    if (pause < 2 * MSEC)
+        pause = 2 * MSEC;
+    return now + (pause > 200 * MSEC ? 200 * MSEC : pause);
+}
+
+int kill_everyone(int signum)
+{
+    struct proctab t = {0};
+    int count = 0;
+
+    if (guest.pid1)
+        return kill(-1, signum) == 0 ? 1 : 0;
+    if (proctab_load(&t)) {
+        for (struct proc *p = proc_list; p; p = p->next)
+            count += blind_signal(p, signum);
+        return count;
+    }
+    for (size_t i = 0; i < t.count; i++)
+        if (t.all[i].pid == guest.self)
+            t.all[i].in = true;
+    proctab_spread(&t);
+    for (size_t i = 0; i < t.count; i++) {
+        struct procent *e = &t.all[i];
+        if (e->in && e->state != 'Z' && e->pid != guest.self && !proc_is_shim(e->pid))
+            count += kill(e->pid, signum) == 0;
+    }
+    proctab_free(&t);
+    return count;
+}

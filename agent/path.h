@@ -1,0 +1,17 @@
+/* Opening paths that the host or a user named, without following /proc's magic links: those lead to
+ * the agent's own fds, and out of the sandbox if ever a descriptor of the host's were left open. */
+#ifndef SLOPLET_PATH_H
+#define SLOPLET_PATH_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* As openat, always O_CLOEXEC. Magic links: ELOOP. Uses openat2, or a walk of its own where the
+ * kernel has none (gVisor, Linux before 5.6). Never allocates: runs in a vfork child too. */
+int path_open(int dirfd, const char *path, int flags, mode_t mode);
+
+/* Opens the folder that holds the last part of `path`, and copies that part (256 bytes) to `name`.
+ * "/" gives "." in the root. Fails with EINVAL when the last part is "." or "..". */
+int path_parent(int dirfd, const char *path, char *name, bool *slash);
+
+#endif

@@ -1,0 +1,29 @@
+/* One pass over /proc: who is whose child. */
+#ifndef SLOPLET_PROCTAB_H
+#define SLOPLET_PROCTAB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct procent {
+    pid_t pid, parent;
+    char state; /* as in /proc/PID/stat: Z is a zombie */
+    bool in;    /* a member of the tree that was marked */
+    uint64_t cpu_us, rss;
+};
+
+struct proctab {
+    struct procent *all; /* sorted by pid */
+    size_t count, cap;
+};
+
+/* Reads the table anew. 0, or an errno when /proc cannot be read at all. */
+int proctab_load(struct proctab *t);
+struct procent *proctab_find(struct proctab *t, pid_t pid);
+/* Marks everything that descends from entries already marked. The marked roots stay marked. */
+void proctab_spread(struct proctab *t);
+void proctab_free(struct proctab *t);
+
+#endif

@@ -1,0 +1,303 @@
+/* The shim: one small process per command, the subreaper of all that descends from it, so that a
+ * double-forked daemon still belongs to its command. It reports how the main process ended at
+ * once, then reaps until nothing is left, and its own end tells the agent that the tree is gone.
+ *
+ * The command is started by clone(CLONE_VM | CLONE_VFORK): no page table is copied, and a failure
+ * before exec comes back through shared memory. It is safe here because the shim has one thread,
+ * is suspended meanwhile, blocks all signals, and the child runs on a stack of its own. */
+#define _GNU_SOURCE
+#include "spawn.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "guest.h"
+#include "path.h"
+
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#define STATUS_FD 3
+#define PROC_FD 4
+#define STACK_SIZE (64 * 1024)
+
+/* A sanitizer keeps a shadow of the stack it knows: the child's is not that one. */
+#if defined(__SANITIZE_ADDRESS__)
+#define NO_SANITIZER __attribute__((no_sanitize_address))
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define NO_SANITIZER __attribute__((no_sanitize("address")))
+#endif
+#endif
+#ifndef NO_SANITIZER
+#define NO_SANITIZER
+#endif
+
+static void close_from(unsigned first)
+{
+    if (syscall(SYS_close_range, first, ~0u, 0) == 0)
+        return;
+    for (int fd = (int)first; fd < 4096; fd++)
+        close(fd);
+}
+
+/* Commands are the first to go when memory runs out, never the agent. Raising needs no privilege. */
+static void offer_to_oom_killer(void)
+{
+    int fd;
+
+    if (agent_proc_fd < 0)
+        return;
+    fd = openat(agent_proc_fd, "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (write(fd, "500", 3) < 0) {
+        /* an older, higher score stays: just as good */
+    }
+    close(fd);
+}
+
+static int drop_capabilities(void)
+{
+    struct {
+        uint32_t version;
+        int pid;
+    } header = {0x20080522, 0};
+    uint32_t none[6] = {0};
+
+    return (int)syscall(SYS_capset, &header, none);
+}
+
+/* For good: real, effective and saved ids. The bounding set and no_new_privs were set agent-wide. */
+static int become(const struct user *u)
+{
+    if (user_differs(u)) {
+        /* so that /dev/stdout can be opened again by the command's user */
+        for (int fd = 0; fd < 3; fd++) {
+            struct stat st;
+            if (!fstat(fd, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
+                if (fchown(fd, u->uid, u->gid) < 0)
+                    continue;
+        }
+        if (syscall(SYS_setgroups, u->ngroups, u->groups) < 0 ||
+            syscall(SYS_setresgid, u->gid, u->gid, u->gid) < 0 ||
+            syscall(SYS_setresuid, u->uid, u->uid, u->uid) < 0)
+            return -1;
+    }
+    if (drop_capabilities() < 0)
+        return -1;
+    return prctl(PR_SET_DUMPABLE, 0);
+}
+
+static int enter_cwd(const struct spawn *s)
+{
+    int base = AT_FDCWD, fd, result;
+
+    if (s->cwd[0] != '/') {
+        base = path_open(AT_FDCWD, s->workdir, O_PATH | O_DIRECTORY, 0);
+        if (base < 0)
+            return -1;
+    }
+    fd = path_open(base, s->cwd, O_PATH | O_DIRECTORY, 0);
+    if (fd < 0)
+        return -1;
+    result = fchdir(fd);
+    close(fd);
+    if (base >= 0)
+        close(base);
+    return result;
+}
+
+/* execvp by rules of our own: a file without a known format is an error, not a script for sh. */
+static void exec_command(const struct spawn *s)
+{
+    const char *name = s->argv[0], *dir = s->path;
+    size_t name_len = strlen(name);
+    char full[8192];
+    bool denied = false;
+
+    if (strchr(name, '/')) {
+        execve(name, s->argv, s->env);
+        return;
+    }
+    errno = ENOENT;
+    while (name_len) {
+        size_t len = strcspn(dir, ":");
+        if (len + name_len + 2 <= sizeof full) {
+            memcpy(full, dir, len);
+            if (len)
+                full[len++] = '/';
+            memcpy(full + len, name, name_len + 1);
+            execve(full, s->argv, s->env);
+            if (errno == EACCES)
+                denied = true;
+            else if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENAMETOOLONG)
+                return;
+        }
+        dir += strcspn(dir, ":");
+        if (!*dir)
+            break;
+        dir++;
+    }
+    errno = denied ? EACCES : ENOENT;
+}
+
+NO_SANITIZER static int command_main(void *arg)
+{
+    struct spawn *s = arg;
+    sigset_t none;
+
+    s->error_part = PART_TTY;
+    setsid();
+    if (s->pty && ioctl(0, TIOCSCTTY, 0) < 0)
+        goto failed;
+    offer_to_oom_killer();
+    umask(022);
+    setrlimit(RLIMIT_NOFILE, &guest.nofile);
+    s->error_part = PART_USER;
+    if (become(s->user) < 0)
+        goto failed;
+    s->error_part = PART_CWD;
+    if (enter_cwd(s) < 0)
+        goto failed;
+    s->error_part = PART_COMMAND;
+    close_from(3);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    exec_command(s);
+failed:
+    s->error = errno;
+    _exit(127);
+}
+
+static void report(const struct shim_report *r)
+{
+    while (write(STATUS_FD, r, sizeof *r) < 0 && errno == EINTR)
+        ;
+}
+
+static volatile sig_atomic_t sweep_asked;
+
+static void on_sweep(int signum)
+{
+    (void)signum;
+    sweep_asked = 1;
+}
+
+/* Without /proc a process cannot list its children, but waitid says of any pid whether it is one.
+ * All descendants end up as children of the subreaper once those between are dead, so killing
+ * children in passes ends everything; the agent asks again until the shim is gone. */
+static void sweep(void)
+{
+    static const pid_t highest = 4194304; /* PID_MAX_LIMIT of 64-bit Linux */
+    siginfo_t info;
+
+    sweep_asked = 0;
+    for (pid_t pid = 2; pid < highest; pid++) {
+        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0)
+            kill(pid, SIGKILL);
+        if (pid % 65536 == 0 && waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
+            return; /* no children left */
+    }
+}
+
+static void reap(pid_t main_pid)
+{
+    for (;;) {
+        struct shim_report r = {.kind = SHIM_EXITED, .pid = main_pid};
+        struct rusage ru;
+        pid_t pid;
+
+        if (sweep_asked)
+            sweep();
+        pid = wait4(-1, &r.status, 0, &ru);
+        if (pid < 0 && errno == ECHILD)
+            _exit(0);
+        if (pid != main_pid)
+            continue;
+        r.cpu_us = (int64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 +
+                   ru.ru_utime.tv_usec + ru.ru_stime.tv_usec;
+        r.maxrss = (int64_t)ru.ru_maxrss * 1024;
+        report(&r);
+        main_pid = -1;
+    }
+}
+
+static void arrange_fds(const struct spawn *s)
+{
+    /* Sources are above 2, and the status fd is moved only when 3 and 4 are not needed any more;
+     * it may be 4 itself, and the proc fd 3, so both go out of the way first. */
+    int status = fcntl(s->status, F_DUPFD_CLOEXEC, 16);
+    int proc = agent_proc_fd < 0 ? -1 : fcntl(agent_proc_fd, F_DUPFD_CLOEXEC, 16);
+
+    dup2(s->in, 0);
+    dup2(s->out, 1);
+    dup2(s->err, 2);
+    dup3(status, STATUS_FD, O_CLOEXEC);
+    if (proc >= 0)
+        dup3(proc, PROC_FD, O_CLOEXEC);
+    agent_proc_fd = proc < 0 ? -1 : PROC_FD;
+    close_from(proc < 0 ? STATUS_FD + 1 : PROC_FD + 1);
+}
+
+__attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
+{
+    static _Alignas(16) char stack[STACK_SIZE];
+    struct sigaction sa = {.sa_handler = on_sweep};
+    struct shim_report r = {.kind = SHIM_STARTED};
+    sigset_t unblocked;
+
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    prctl(PR_SET_NAME, "sloplet-shim");
+    /* Should the agent be killed where it is not init, no tree outlives it. */
+    prctl(PR_SET_PDEATHSIG, SHIM_SWEEP);
+    if (getppid() != agent)
+        _exit(1);
+    sigaction(SHIM_SWEEP, &sa, NULL);
+    arrange_fds(s);
+    r.pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, s);
+    if (r.pid < 0) {
+        s->error_part = PART_FORK;
+        s->error = errno;
+    }
+    if (s->error) {
+        r.kind = SHIM_FAILED;
+        r.part = s->error_part;
+        r.error = s->error;
+        report(&r);
+        _exit(0); /* the child is a zombie at most: the agent reaps it */
+    }
+    close(0);
+    close(1);
+    close(2);
+    report(&r);
+    sigemptyset(&unblocked);
+    sigaddset(&unblocked, SHIM_SWEEP);
+    sigprocmask(SIG_UNBLOCK, &unblocked, NULL);
+    reap(r.pid);
+    __builtin_unreachable();
+}
+
+pid_t shim_start(struct spawn *s)
+{
+    pid_t agent = getpid(), pid;
+
+    s->error = 0;
+    s->error_part = PART_NONE;
+    pid = fork();
+    if (pid == 0)
+        shim_main(s, agent);
+    return pid;
+}

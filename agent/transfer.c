@@ -1,0 +1,390 @@
+/* READ and WRITE: a file's bytes over a stream, a piece at a time. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "loop.h"
+#include "path.h"
+
+struct reading {
+    int fd;
+    int64_t offset, left, bytes;
+};
+
+static enum pump read_pump(struct stream *s)
+{
+    struct reading *r = s->ctx;
+    uint8_t buf[16];
+    struct fw w = {buf, 0, sizeof buf, false};
+
+    for (int frames = 0; frames < 4 && r->left > 0; frames++) {
+        size_t max;
+        uint8_t *to = stream_data_begin(s, &max);
+        ssize_t n;
+
+        if (!to)
+            return s->send_credit ? PUMP_AGAIN : PUMP_WAIT;
+        if ((int64_t)max > r->left)
+            max = (size_t)r->left;
+        do
+            n = pread(r->fd, to, max, r->offset);
+        while (n < 0 && errno == EINTR);
+        if (n < 0) {
+            stream_fail(s, errno, "path", "reading failed: %s", strerror(errno));
+            return PUMP_GONE;
+        }
+        if (n == 0)
+            r->left = 0;
+        else
+            stream_data_commit(s, CHANNEL_OUT, (size_t)n);
+        r->offset += n;
+        r->bytes += n;
+        r->left -= n < r->left ? n : r->left;
+    }
+    if (r->left > 0)
+        return PUMP_AGAIN;
+    fw_int(&w, TAG_BYTES, r->bytes);
+    stream_close(s, &w);
+    return PUMP_GONE;
+}
+
+static void read_release(struct stream *s)
+{
+    struct reading *r = s->ctx;
+
+    close(r->fd);
+    free(r);
+}
+
+void op_read(struct stream *s, const struct fields *f)
+{
+    static const struct stream_ops ops = {.pump = read_pump, .release = read_release};
+    struct call c;
+    struct reading *r;
+    struct stat st;
+    uint8_t buf[128];
+    struct fw w = {buf, 0, sizeof buf, false};
+    int fd, error = 0;
+
+    if (fields_int(f, TAG_OFFSET, 0) < 0 || fields_int(f, TAG_LENGTH, 0) < 0) {
+        stream_fail(s, EINVAL, NULL, "an offset or length below zero");
+        return;
+    }
+    if (!call_begin(s, f, 0, &c))
+        return;
+    fd = path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        error = errno;
+    else if (S_ISDIR(st.st_mode))
+        error = EISDIR;
+    else if (!S_ISREG(st.st_mode))
+        error = EINVAL; /* a fifo or a device may never end, or never begin */
+    r = error ? NULL : calloc(1, sizeof *r);
+    if (!r) {
+        if (fd >= 0)
+            close(fd);
+        call_fail(s, error ? error : ENOMEM, "read", c.path);
+        return;
+    }
+    user_leave();
+    r->fd = fd;
+    r->offset = fields_int(f, TAG_OFFSET, 0);
+    r->left = fields_int(f, TAG_LENGTH, INT64_MAX);
+    s->ctx = r;
+    s->ops = &ops;
+    stat_fields(&w, &st, NULL);
+    stream_reply(s, &w);
+    stream_ready(s);
+}
+
+struct writing {
+    struct source out; /* the open file; watched only where it can be full */
+    struct stream *stream;
+    struct user user;
+    int dir;                   /* holds name and temp */
+    char name[256], temp[24];  /* temp is empty when written in place */
+    mode_t mode;
+    bool exclusive, keep_owner;
+    uid_t uid;
+    gid_t gid;
+    int64_t bytes;
+    uint8_t *pending; /* what a pipe or device has not taken yet */
+    size_t pending_len;
+};
+
+static void write_failed(struct stream *s, int error)
+{
+    stream_fail(s, error, "path", "writing failed: %s", strerror(error));
+}
+
+static void write_finish(struct stream *s)
+{
+    struct writing *w = s->ctx;
+    uint8_t buf[16];
+    struct fw answer = {buf, 0, sizeof buf, false};
+    int error = 0;
+
+    if (w->temp[0]) {
+        error = user_enter(&w->user);
+        if (!error && w->keep_owner && fchown(w->out.fd, w->uid, w->gid) < 0)
+            w->keep_owner = false; /* only root may give files away */
+        if (!error && fchmod(w->out.fd, w->mode) < 0)
+            error = errno;
+        if (!error && w->exclusive)
+            error = rename_noreplace(w->dir, w->temp, w->dir, w->name);
+        else if (!error && renameat(w->dir, w->temp, w->dir, w->name) < 0)
+            error = errno;
+        user_leave();
+        if (!error)
+            w->temp[0] = 0;
+    }
+    if (error) {
+        write_failed(s, error);
+        return;
+    }
+    fw_int(&answer, TAG_BYTES, w->bytes);
+    stream_close(s, &answer);
+}
+
+/* Writes as much as goes. Bytes written, or -1 with errno. */
+static ssize_t write_some(int fd, const uint8_t *p, size_t n)
+{
+    size_t done = 0;
+
+    while (done < n) {
+        ssize_t got = write(fd, p + done, n - done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && errno == EAGAIN)
+            break;
+        if (got < 0)
+            return -1;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
+static void on_room(struct source *src, uint32_t events)
+{
+    struct writing *w = OWNER(src, struct writing, out);
+    ssize_t n = write_some(src->fd, w->pending, w->pending_len);
+    struct stream *s = w->stream;
+
+    (void)events;
+    if (n < 0) {
+        write_failed(s, errno);
+        return;
+    }
+    w->bytes += n;
+    w->pending_len -= (size_t)n;
+    memmove(w->pending, w->pending + n, w->pending_len);
+    stream_consumed(s, (uint32_t)n);
+    if (w->pending_len)
+        return;
+    loop_want(src, 0);
+    if (s->host_ended)
+        write_finish(s);
+}
+
+static void write_data(struct stream *s, const uint8_t *p, uint32_t n)
+{
+    struct writing *w = s->ctx;
+    ssize_t done = w->pending_len ? 0 : write_some(w->out.fd, p, n);
+    uint8_t *more;
+
+    if (done < 0) {
+        write_failed(s, errno);
+        return;
+    }
+    w->bytes += done;
+    stream_consumed(s, (uint32_t)done);
+    if ((uint32_t)done == n)
+        return;
+    more = realloc(w->pending, w->pending_len + n - (size_t)done);
+    if (!more) {
+        write_failed(s, ENOMEM);
+        return;
+    }
+    memcpy(more + w->pending_len, p + done, n - (size_t)done);
+    w->pending = more;
+    w->pending_len += n - (size_t)done;
+    loop_want(&w->out, EPOLLOUT);
+}
+
+static void write_end(struct stream *s)
+{
+    struct writing *w = s->ctx;
+
+    if (!w->pending_len)
+        write_finish(s);
+}
+
+static void write_release(struct stream *s)
+{
+    struct writing *w = s->ctx;
+
+    loop_close(&w->out);
+    if (w->temp[0] && user_enter(&w->user) == 0) {
+        unlinkat(w->dir, w->temp, 0);
+        user_leave();
+    }
+    if (w->dir >= 0)
+        close(w->dir);
+    free(w->pending);
+    free(w);
+}
+
+/* Follows links at the last part by their text, until w->dir and w->name are where the file is or
+ * will be. 0 or an errno. */
+static int find_target(struct writing *w, const char *path, struct stat *st)
+{
+    char text[PATH_LIMIT];
+    int base = AT_FDCWD;
+
+    for (int links = 0; links < 40; links++) {
+        bool slash;
+        ssize_t n;
+        int dir = path_parent(base, path, w->name, &slash);
+
+        if (base >= 0)
+            close(base);
+        w->dir = base = dir;
+        if (dir < 0)
+            return errno;
+        if (slash)
+            return EISDIR;
+        if (fstatat(dir, w->name, st, AT_SYMLINK_NOFOLLOW) < 0) {
+            st->st_mode = 0;
+            return errno == ENOENT ? 0 : errno;
+        }
+        if (!S_ISLNK(st->st_mode))
+            return 0;
+        /* one hop through the kernel tells a magic link from a plain one */
+        n = path_open(dir, w->name, O_PATH, 0);
+        if (n < 0 && errno != ENOENT && errno != EACCES)
+            return errno;
+        if (n >= 0)
+            close((int)n);
+        n = readlinkat(dir, w->name, text, sizeof text - 1);
+        if (n < 0)
+            return errno;
+        text[n] = 0;
+        path = text;
+    }
+    return ELOOP;
+}
+
+static int random_name(char *out)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
+    uint8_t bytes[10];
+
+    if (syscall(SYS_getrandom, bytes, sizeof bytes, 1 /* GRND_NONBLOCK */) != (long)sizeof bytes) {
+        int64_t seed = now_ns(); /* O_EXCL protects, not the name */
+        memcpy(bytes, &seed, 8);
+        bytes[8] = bytes[9] = 0;
+    }
+    strcpy(out, ".sloplet-");
+    for (size_t i = 0; i < sizeof bytes; i++)
+        out[9 + i] = letters[bytes[i] % 32];
+    out[9 + sizeof bytes] = 0;
+    return 0;
+}
+
+static int open_in_place(struct writing *w, int flags)
+{
+    return openat(w->dir, w->name, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC | flags, w->mode);
+}
+
+/* Opens what will be written. The fd, or -1 with errno. */
+static int open_target(struct writing *w, int64_t flags, bool mode_given, const struct stat *old)
+{
+    bool exists = old->st_mode != 0, regular = S_ISREG(old->st_mode);
+    int fd;
+
+    errno = EISDIR;
+    if (S_ISDIR(old->st_mode))
+        return -1;
+    errno = EEXIST;
+    if (exists && w->exclusive)
+        return -1;
+    if (exists && !mode_given)
+        w->mode = old->st_mode & 07777;
+    if ((flags & WRITE_FLAG_APPEND) || (exists && !regular))
+        return open_in_place(w, (exists ? 0 : O_CREAT) | (w->exclusive ? O_EXCL : 0) |
+                                    (flags & WRITE_FLAG_APPEND ? O_APPEND : 0));
+    if (exists) {
+        /* Replacing by rename must not need fewer rights than writing. */
+        fd = open_in_place(w, 0);
+        if (fd < 0 && errno != ETXTBSY)
+            return -1;
+        if (fd >= 0)
+            close(fd);
+        w->keep_owner = true;
+        w->uid = old->st_uid;
+        w->gid = old->st_gid;
+    }
+    random_name(w->temp);
+    fd = openat(w->dir, w->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        int error = errno;
+        w->temp[0] = 0;
+        /* A file we may write in a folder we may not: in place, or not at all. */
+        if (exists && (error == EACCES || error == EPERM || error == EROFS))
+            return open_in_place(w, O_TRUNC);
+        errno = error;
+    }
+    return fd;
+}
+
+void op_write(struct stream *s, const struct fields *f)
+{
+    static const struct stream_ops ops = {.data = write_data, .end = write_end, .release = write_release};
+    struct call c;
+    struct writing *w = calloc(1, sizeof *w);
+    struct stat old;
+    mode_t mode;
+    int fd = -1, error = 0;
+
+    if (!w) {
+        stream_fail(s, ENOMEM, NULL, "the agent has no memory");
+        return;
+    }
+    if (!want_mode(s, f, 0644, &mode) ||
+        !call_begin(s, f, WRITE_FLAG_APPEND | WRITE_FLAG_EXCLUSIVE | WRITE_FLAG_PARENTS, &c)) {
+        free(w);
+        return;
+    }
+    w->out.fd = w->dir = -1;
+    w->stream = s;
+    w->user = c.user;
+    w->mode = mode;
+    w->exclusive = c.flags & WRITE_FLAG_EXCLUSIVE;
+    if (c.flags & WRITE_FLAG_PARENTS)
+        error = make_parents(c.path, 0755, false);
+    if (!error)
+        error = find_target(w, c.path, &old);
+    if (!error) {
+        fd = open_target(w, c.flags, fields_have(f, TAG_MODE), &old);
+        error = fd < 0 ? errno : 0;
+    }
+    user_leave();
+    if (error) {
+        if (w->dir >= 0)
+            close(w->dir);
+        free(w);
+        call_fail(s, error, "write", c.path);
+        return;
+    }
+    loop_add(&w->out, fd, 0, on_room);
+    s->ctx = w;
+    s->ops = &ops;
+}
