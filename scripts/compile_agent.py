@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import struct
@@ -22,8 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "agent"
 OUTPUT = ROOT / "src" / "sloplet" / "bin" / "sloplet-agent"
-FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-static", "-s"]
-_NOT_THE_AGENT = ("fuzz", "test")  # beginnings of names of sources that are programs of their own
+_FLAGS = ("STD", "CFLAGS", "HARDEN", "WARN", "LDFLAGS_STATIC")  # variables of agent/Makefile, the one place for flags
 _HELP = "apt-get install musl-tools | apk add gcc musl-dev | dnf install gcc glibc-static | pip install ziglang"
 
 
@@ -54,14 +54,21 @@ def candidates(environment: dict[str, str] | None = None) -> list[list[str]]:
     return [*found, zig] if zig else found
 
 
-def sources() -> list[Path]:
-    """The agent's own .c files, without its tests and fuzz targets."""
-    return sorted(path for path in SOURCES.glob("*.c") if not path.name.startswith(_NOT_THE_AGENT))
+def flags() -> list[str]:
+    """The flags that agent/Makefile uses for the static program."""
+    text = (SOURCES / "Makefile").read_text()
+    found: list[str] = []
+    for name in _FLAGS:
+        match = re.search(rf"^{name} [:?]?= (.*)$", text, re.MULTILINE)
+        if match is None:
+            raise NoCompiler(f"agent/Makefile does not set {name}: scripts/compile_agent.py must follow it")
+        found += match[1].split()
+    return [*found, "-s"]
 
 
 def compile_agent(output: Path = OUTPUT) -> str:
     """Compile to ``output``, replaced in one step. Returns the compiler that did it; raises NoCompiler."""
-    files = sources()
+    files = sorted(SOURCES.glob("*.c"))  # its tests and fuzzers are in a folder below
     if not files:
         raise NoCompiler(f"there are no C sources in {SOURCES}: the source distribution is incomplete")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +93,7 @@ def _compile(command: list[str], files: list[Path], output: Path) -> str | None:
     names = [os.path.relpath(path, ROOT) for path in files]  # relative: builds are the same in any folder
     try:
         done = subprocess.run(
-            [*command, *FLAGS, *names, "-o", str(output)], cwd=ROOT, capture_output=True, text=True, timeout=600
+            [*command, *flags(), *names, "-o", str(output)], cwd=ROOT, capture_output=True, text=True, timeout=600
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
