@@ -76,6 +76,7 @@ def _open_existing(home: Home) -> sqlite3.Connection:
         # WAL and NORMAL: a commit survives the death of any process without an fsync. After a power loss the last
         # commits may be missing, but so are all processes; the places they made are found by scan (docs/state.md).
         connection.execute("PRAGMA synchronous=NORMAL")
+        connection.text_factory = _text
         version = _check_version(home, connection)
         if version < len(MIGRATIONS):
             connection.execute("BEGIN IMMEDIATE")
@@ -85,6 +86,11 @@ def _open_existing(home: Home) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+
+
+def _text(raw: bytes) -> str:
+    """Paths need not be UTF-8, and one damaged character must not make the whole store unreadable."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _check_version(home: Home, connection: sqlite3.Connection) -> int:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..controller import SandboxInfo
 from ..errors import SandboxExists, SandboxNotFound, StateError
-from ..spec import SandboxSpec
-from .home import Home, check_id
+from ..spec import NAME_RE, SandboxSpec
+from .home import ID_RE, Home, check_id
 
 if TYPE_CHECKING:
     import sqlite3
@@ -31,9 +31,12 @@ _SELECT = (
 )
 _INSERT = (
     "INSERT INTO sandboxes (id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, owner) "
-    "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, ?, ?, ?)"
+    "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?)"
 )
-_RUNNING = "UPDATE sandboxes SET state = 'running', workdir = coalesce(?, workdir) WHERE id = ? AND state = 'starting'"
+_RUNNING = (
+    "UPDATE sandboxes SET state = 'running', workdir = coalesce(CAST(? AS TEXT), workdir) "
+    "WHERE id = ? AND state = 'starting'"
+)
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,14 @@ class Store:
                     raise _name_taken(spec.name, *taken)
             if db.execute("SELECT 1 FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone():
                 raise SandboxExists(f"there already is a sandbox with the id {sandbox_id}")
-            values = (sandbox_id, spec.name, engine, rung, holder, created, expires, spec.workdir, text, owner)
+            values = (sandbox_id, spec.name, engine, rung, holder, created, expires, _raw(spec.workdir), text, owner)
             db.execute(_INSERT, values)
         return info
 
     def mark_running(self, sandbox_id: str, *, workdir: str | None = None) -> None:
         """It answers. ``workdir``: where it really is, if not where the spec said."""
         with self._write() as db:
-            changed = db.execute(_RUNNING, (workdir, sandbox_id)).rowcount
+            changed = db.execute(_RUNNING, (None if workdir is None else _raw(workdir), sandbox_id)).rowcount
         if not changed:
             raise SandboxNotFound(f"the sandbox {sandbox_id} was removed while it was starting")
 
@@ -108,7 +111,8 @@ class Store:
         """
         with self._write() as db:
             changed = db.execute(
-                "UPDATE sandboxes SET state = 'dead', reason = ? WHERE id = ? AND state != 'dead'", (reason, sandbox_id)
+                "UPDATE sandboxes SET state = 'dead', reason = CAST(? AS TEXT) WHERE id = ? AND state != 'dead'",
+                (_raw(reason), sandbox_id),
             ).rowcount
             if disown:
                 db.execute("UPDATE sandboxes SET owner = '' WHERE id = ?", (sandbox_id,))
@@ -127,9 +131,10 @@ class Store:
 
     def record(self, ref: str) -> Record:
         """Like ``find``, with the owner."""
-        rows = self._read(
+        known = isinstance(ref, str) and (ID_RE.match(ref) or NAME_RE.match(ref))
+        rows = known and self._read(
             _SELECT + "WHERE id = ?1 OR name = ?1 COLLATE NOCASE ORDER BY id != ?1 LIMIT 1",
-            (str(ref),),
+            (ref,),
         )
         if not rows:
             shown = repr(ref) if len(str(ref)) <= 80 else repr(str(ref)[:77] + "...")
@@ -233,6 +238,14 @@ def _name_taken(wanted: str, sandbox_id: str, name: str, state: str, holder: str
     if holder == "embedded":
         return SandboxExists(what, hint="it belongs to a running program: use another name or wait for its end")
     return SandboxExists(what, hint=f"open it by its name, or `sloplet rm {name}` first")
+
+
+def _raw(text: str) -> bytes:
+    """Text for a CAST(? AS TEXT): paths need not be UTF-8. The connection's text_factory is the way back."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
 
 
 def _record(row: tuple[Any, ...]) -> Record:

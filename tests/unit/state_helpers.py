@@ -1,0 +1,150 @@
+"""Helpers for tests of state and images: run it in a child, as another user, on a small disk, or killed half way."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOBODY = 65534
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_MS_RDONLY, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 1, 32, 16384, 1 << 18
+_libc = ctypes.CDLL(None, use_errno=True)
+assert sqlite3  # imported here so that a child that may not read the interpreter's files has it
+
+
+def start(function: Callable[[], Any]) -> tuple[int, int]:
+    """Fork; the child runs ``function`` and sends back what it returned or raised. Returns (pid, pipe)."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return pid, read
+    os.close(read)
+    status = 1
+    try:
+        try:
+            answer: tuple[str, Any] = ("ok", function())
+        except BaseException as error:
+            answer = ("error", error)
+            if not hasattr(error, "message"):
+                traceback.print_exc()
+        try:
+            data = pickle.dumps(answer)
+        except Exception:
+            data = pickle.dumps(("error", RuntimeError(repr(answer))))
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(data)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def finish(pid: int, read: int) -> Any:
+    """What the child of ``start`` returned; raises what it raised."""
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if not data:
+        raise AssertionError(f"the child ended with status {status} and said nothing")
+    kind, value = pickle.loads(data)
+    if kind == "error":
+        raise value
+    return value
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    return finish(*start(function))
+
+
+def as_nobody(function: Callable[[], Any]) -> Any:
+    """Run it as an ordinary user: as ourselves if we are one."""
+
+    def run() -> Any:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        return function()
+
+    return in_child(run)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that the user of ``as_nobody`` owns and can reach (pytest's own are root's alone)."""
+    path = Path(tempfile.mkdtemp(prefix="sloplet-test-"))
+    try:
+        if os.geteuid() == 0:
+            os.chown(path, NOBODY, NOBODY)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def on_small_disk(path: Path, size: str, function: Callable[[], Any]) -> Any:
+    """Run it in a mount namespace where ``path`` is a tmpfs of that size. Skips where that is not allowed."""
+
+    def run() -> Any:
+        uid = os.geteuid()
+        if _libc.unshare(_CLONE_NEWNS if uid == 0 else _CLONE_NEWNS | _CLONE_NEWUSER):
+            return "skip"
+        if uid:
+            Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        _libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+        if _libc.mount(b"none", os.fsencode(path), b"tmpfs", 0, f"size={size},mode=0700".encode()):
+            return "skip"
+        return function()
+
+    result = in_child(run)
+    if result == "skip":
+        pytest.skip("no mount namespace can be made here")
+    return result
+
+
+def remount_read_only(path: Path) -> None:
+    if _libc.mount(b"none", os.fsencode(path), None, _MS_REMOUNT | _MS_RDONLY, None):
+        raise OSError(ctypes.get_errno(), "remount")
+
+
+def killed_at_line(number: int, function: Callable[[], Any]) -> bool:
+    """Run it in a child that SIGKILLs itself at the ``number``-th line of sloplet's code. False if it ended before."""
+    pid = os.fork()
+    if pid == 0:
+        left = number
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if "sloplet" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left <= 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        try:
+            sys.settrace(trace)
+            function()
+        except BaseException:
+            sys.settrace(None)
+            traceback.print_exc()
+            os._exit(3)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the child failed"
+    return False
