@@ -11,14 +11,14 @@ import atexit
 import os
 import secrets
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from .controller import Event, SandboxInfo, Stream
 from .engines import registry
-from .engines.base import Engine, Exit, Guarantee, HostStats, Instance, ResolvedImage, StartRequest
+from .engines.base import Engine, Guarantee, HostStats, Instance, ResolvedImage, StartRequest
 from .errors import EngineError, ProtocolError, SandboxDead, SandboxNotFound, SlopletError, StartFailed
 from .events import EventBus
 from .spec import SandboxSpec
@@ -60,6 +60,7 @@ class Runtime:
         self.store = Store(self.home)
         self.holder = holder
         self.bus = EventBus()
+        self.on_gone: Callable[[], None] | None = None  # called after each sandbox that ends
         self._owner = Owner(self.home)
         self._live: dict[str, _Live] = {}
         self._state = ThreadPoolExecutor(1, thread_name_prefix="sloplet-state")
@@ -109,7 +110,15 @@ class Runtime:
         except BaseException:
             await asyncio.shield(self._on_state(lambda: self._forget(owner, sandbox_id)))
             raise
-        self._background(self._on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir)))
+        marked = self._background(
+            self._on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir))
+        )
+        if self.holder == "keeper":  # one that was acknowledged must be on record if the keeper dies
+            try:
+                await asyncio.shield(marked)
+            except BaseException:
+                await asyncio.shield(self.kill(sandbox_id))
+                raise
         if spec.ttl is not None:
             live.timer = asyncio.get_running_loop().call_later(spec.ttl, self._expire, sandbox_id)
         self.bus.emit(sandbox_id, "started", engine=engine.name, name=spec.name)
@@ -126,6 +135,8 @@ class Runtime:
 
     async def open(self, sandbox_id: str, request: Fields) -> Stream:
         live = self._held(sandbox_id)
+        if live.mux.congested:
+            await live.mux.drained()
         stream = live.mux.open(request)
         if request.integer(Tag.OP) in _COMMAND_OPS:
             live.running[stream.id] = live.instance.oom_kills()
@@ -157,6 +168,19 @@ class Runtime:
 
     def events(self, sandbox_id: str | None = None) -> AsyncIterator[Event]:
         return self.bus.listen(sandbox_id)
+
+    async def end_all(self, reason: str, *, grace: float = 2.0) -> None:
+        """End every sandbox, its commands first being asked to, and leave it on record as dead with the reason
+        (what is embedded is forgotten, as ever)."""
+        lives = [live for live in self._live.values() if not live.ending]
+        for live in lives:
+            live.ending = True
+        asked = [live.instance.wait() for live in lives if _ask_to_end(live, grace)]
+        if asked:
+            await _within(asyncio.gather(*asked), grace + 1)
+        for live in lives:
+            self._background(self._end(live, "died", reason=reason))
+        await asyncio.gather(*(live.gone.wait() for live in list(self._live.values())))
 
     async def aclose(self) -> None:
         await asyncio.gather(*(self.kill(sandbox_id) for sandbox_id in list(self._live)))
@@ -274,6 +298,8 @@ class Runtime:
                 _remember(self._dead_reasons, sandbox_id, reason)
             self._live.pop(sandbox_id, None)
             live.gone.set()
+            if self.on_gone is not None:
+                self.on_gone()
             self.bus.emit(sandbox_id, event, reason=reason, oom=oom)
 
     def _expire(self, sandbox_id: str) -> None:
@@ -301,7 +327,11 @@ class Runtime:
         for live in lives:
             live.instance.cleanup()
             try:
-                self._forget(live.owner, live.info.id)
+                if self.holder == "keeper":
+                    self.home.remove_place(live.owner, live.info.id)
+                    self.store.mark_dead(live.info.id, "its keeper ended", disown=True)
+                else:
+                    self._forget(live.owner, live.info.id)
             except SlopletError:
                 pass  # the next start reaps what is left
         try:
@@ -382,6 +412,14 @@ def _hello(instance: Instance) -> Fields:
     return fields
 
 
+def _ask_to_end(live: _Live, grace: float) -> bool:
+    try:
+        live.mux.open(Fields((Tag.OP, int(Op.SHUTDOWN)), (Tag.TIMEOUT_MS, int(grace * 1000))))
+    except SlopletError:
+        return False
+    return True
+
+
 def _named(info: SandboxInfo, ref: str) -> bool:
     return info.name is not None and info.name.casefold() == ref.casefold()
 
@@ -418,11 +456,10 @@ async def _wait_and_clean(instance: Instance) -> None:
     instance.cleanup()
 
 
-async def _within(work: Any, seconds: float) -> Exit | None:
+async def _within(work: Awaitable[T], seconds: float) -> T | None:
     try:
         async with asyncio.timeout(seconds):
-            ended: Exit = await work
-            return ended
+            return await work
     except TimeoutError:
         return None
 
