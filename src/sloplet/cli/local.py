@@ -1,0 +1,44 @@
+"""What the CLI knows without a keeper: the records of this SLOPLET_HOME, after cleaning up behind the dead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..controller import SandboxInfo
+    from ..state.reaper import Report
+
+
+def known_sandboxes() -> list[SandboxInfo]:
+    """All records, oldest first. Starts nothing; makes nothing if there is no state yet."""
+    from ..state.home import Home
+    from ..state.store import Store
+
+    home = Home()
+    if not home.database.exists():
+        return []
+    clean_up()
+    store = Store(home)
+    try:
+        return store.list()
+    finally:
+        store.close()
+
+
+def clean_up() -> Report:
+    """Reap: end and remove what programs that died have left."""
+    from ..engines import registry
+    from ..state.home import Home
+    from ..state.reaper import reap
+    from ..state.store import Store
+
+    def engine_reap(engine: str, sandbox_id: str) -> None:
+        for name in [engine] if engine else registry.all_names():
+            registry.load(name).reap(sandbox_id)
+
+    home = Home()
+    store = Store(home)
+    try:
+        return reap(home, store, engine_reap)
+    finally:
+        store.close()

@@ -1,0 +1,51 @@
+"""``sloplet ls``: all sandboxes of this SLOPLET_HOME."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import Verb, json_option
+from .output import age, print_json, print_table, size, span
+
+if TYPE_CHECKING:
+    from ..controller import SandboxInfo
+
+_COLUMNS = ("NAME", "ID", "STATE", "ENGINE", "IMAGE", "AGE", "EXPIRES", "MEMORY", "")
+
+
+@click.command("ls", cls=Verb, examples="sloplet ls\nsloplet ls -q | xargs sloplet rm\nsloplet ls --json")
+@click.option("-q", "--quiet", is_flag=True, help="Only names (ids of those without), one a line.")
+@json_option
+def ls(quiet: bool, as_json: bool) -> None:
+    """List sandboxes: those that the keeper holds, and those of running programs."""
+    from .local import known_sandboxes
+
+    found = known_sandboxes()
+    if as_json:
+        print_json([info.to_dict() for info in found])
+    elif quiet:
+        for info in found:
+            click.echo(info.name or info.id)
+    elif found:
+        print_table(_COLUMNS, [_row(info) for info in found])
+    else:
+        click.echo("no sandboxes (make one with `sloplet create NAME`)", err=True)
+
+
+def _row(info: SandboxInfo) -> tuple[str, ...]:
+    expires = "-" if info.expires_at is None else span(info.expires_at - time.time())
+    remark = info.reason if info.state == "dead" else ("of a running program" if info.holder == "embedded" else "")
+    return (
+        info.name or "-",
+        info.id,
+        info.state,
+        info.engine,
+        info.spec.image,
+        age(info.created_at),
+        "-" if info.state == "dead" else expires,
+        size(info.spec.limits.memory),
+        remark,
+    )

@@ -1,0 +1,153 @@
+"""``sloplet``: the entry point. Verbs are imported when they are used, errors end here as one line.
+
+Each verb is a small file beside this one, a thin client of the library: whatever it can do, Python code can do too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..errors import SlopletError
+from .output import EXIT_INTERRUPTED, EXIT_OURS, EXIT_PIPE, complain, exit_code_of, report_error
+from .streams import ensure_standard_fds
+
+#: verb -> (module, what `sloplet --help` says), in the order of the help.
+VERBS = {
+    "run": ("run", "Run a command in a fresh sandbox that is gone afterwards."),
+    "shell": ("shell", "A terminal in a sandbox: a named one, or a fresh one."),
+    "create": ("create", "Make a named sandbox that stays."),
+    "exec": ("exec", "Run a command in a named sandbox."),
+    "ls": ("ls", "List sandboxes."),
+    "rm": ("rm", "End sandboxes and remove all they had."),
+    "ps": ("ps", "List the commands of a sandbox."),
+    "logs": ("logs", "What a command of a sandbox printed."),
+    "attach": ("attach", "Join a running command of a sandbox."),
+    "cp": ("cp", "Copy files into or out of a sandbox."),
+    "info": ("info", "Everything known about a sandbox."),
+    "guarantees": ("guarantees", "What is enforced, and how."),
+    "top": ("top", "Live use of CPU, memory, processes and disk."),
+    "gc": ("gc", "Clean up after programs that died."),
+    "doctor": ("doctor", "What this machine can do, what is missing, and the fix."),
+    "setup": ("setup", "Install what stronger isolation needs."),
+    "bench": ("bench", "Measure sandboxes on this machine."),
+    "completion": ("completion", "Shell completion for bash, zsh and fish."),
+    "version": ("version", "The version of Sloplet."),
+}
+ALIASES = {"inspect": "info", "list": "ls", "kill": "rm"}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its verbs by name and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in VERBS:
+            return None
+        import importlib
+
+        command: click.Command = getattr(importlib.import_module(f".{VERBS[name][0]}", __package__), _attribute(name))
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        command = self.get_command(ctx, name)
+        if command is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, [*VERBS, *ALIASES], n=1, cutoff=0.5)
+            hint = f"did you mean `sloplet {near[0]}`?" if near else "`sloplet --help` lists them"
+            raise click.UsageError(f"there is no verb {name[:80]!r}: {hint}", ctx)
+        return ALIASES.get(name, name), command, args[1:]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for line in ("sloplet run -- python3 -c 'print(6*7)'", "sloplet shell", "sloplet create dev --memory 1g",
+                         "sloplet exec dev -- make test", "sloplet doctor"):  # fmt: skip
+                formatter.write(f"  {line}\n")
+
+
+def _attribute(name: str) -> str:
+    return {"exec": "exec_", "setup": "setup_"}.get(name, name)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(__version__, "-V", "--version", message="sloplet %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Disposable computers for code that nobody has read.
+
+    Everything but a command's own output and exit code goes to stderr. Exit codes: the command's (128+n if signal n ended
+    it); 124 timed out; 125 Sloplet itself failed; 126 not executable; 127 not found.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """What the ``sloplet`` command runs. Always exits."""
+    ensure_standard_fds()
+    words = sys.argv[1:] if argv is None else argv
+    code = invoke(words)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = code or EXIT_PIPE
+    sys.exit(code)
+
+
+def invoke(words: list[str]) -> int:
+    """Run a verb; the exit code. Every error becomes one line here (SLOPLET_DEBUG=1: its traceback too)."""
+    as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
+    try:
+        outcome: Any = cli.main(words, prog_name="sloplet", standalone_mode=False)
+        return outcome if isinstance(outcome, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        _debug()
+        report_error(_usage_error(error), as_json)
+        return EXIT_OURS
+    except SlopletError as error:
+        _debug()
+        report_error(error, as_json)
+        return exit_code_of(error)
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_PIPE
+    except Exception as error:
+        _debug()
+        what = f"unexpected {type(error).__name__}: {error}"
+        hint = "this is a bug, or the machine is in trouble; SLOPLET_DEBUG=1 shows where"
+        report_error(SlopletError(what, hint=hint), as_json)
+        return EXIT_OURS
+
+
+def _usage_error(error: click.ClickException) -> SlopletError:
+    from ..errors import SpecError
+
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "sloplet"
+    text = error.format_message().rstrip(".")
+    return SpecError(text[:1].lower() + text[1:], hint=f"see `{path} --help`")
+
+
+def _debug() -> None:
+    if os.environ.get("SLOPLET_DEBUG", "0") not in ("", "0"):
+        import traceback
+
+        complain(traceback.format_exc())

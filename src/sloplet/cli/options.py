@@ -1,0 +1,164 @@
+"""Options that several verbs share, and how they become arguments of the library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import SpecError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Options end at the first word of the command, so `sloplet run ls -la` needs no `--`.
+COMMAND_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+class Verb(click.Command):
+    """A click command whose help ends with examples, printed as they are written."""
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples.strip().splitlines():
+                    formatter.write(f"  {line.strip()}\n" if line.strip() else "\n")
+
+
+def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several option decorators as one, in help order."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+env_options = stacked(
+    click.option("-e", "--env", "env", multiple=True, metavar="K=V", help="Set a variable; K alone takes yours."),
+    click.option("--env-file", "env_files", multiple=True, metavar="FILE", help="Lines of K=V; # begins a comment."),
+)
+
+limit_options = stacked(
+    click.option("--cpus", metavar="N", help="CPU time per wall time, for example 0.5 or 2. [default: 1]"),
+    click.option("--memory", metavar="SIZE", help="Memory, for example 256m or 2g. [default: 512m]"),
+    click.option("--disk", metavar="SIZE", help="What it may write. [default: 1g]"),
+    click.option("--pids", metavar="N", help="Processes and threads. [default: 512]"),
+    click.option("--open-files", "open_files", metavar="N", help="Open files per process. [default: 1024]"),
+    click.option("--allow-weaker", is_flag=True, help="Start even if a limit named here cannot be enforced."),
+)
+
+spec_options = stacked(
+    click.option("--image", default="host", show_default=True, metavar="IMAGE", help="host, a rootfs folder or a tar."),
+    click.option("--engine", default="auto", show_default=True, metavar="NAME", help="See `sloplet doctor`."),
+    click.option("--at-least", "at_least", metavar="RUNG", help="Refuse anything weaker: process, container, gvisor, ..."),
+    limit_options,
+    env_options,
+    click.option("-w", "--workdir", default="/workspace", show_default=True, metavar="PATH", help="Where commands begin."),
+    click.option("-u", "--user", default="agent", show_default=True, metavar="USER", help="A name or uid[:gid]."),
+)
+
+SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user",
+             "allow_weaker")  # fmt: skip
+
+
+def sandbox_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of ``AsyncSandbox`` from parsed ``spec_options``; they are validated there."""
+    arguments = {key: options[key] for key in SPEC_KEYS if options.get(key) is not None}
+    for key in ("pids", "open_files"):
+        if key in arguments:
+            arguments[key] = whole_number(key.replace("_", "-"), arguments[key])
+    arguments["env"] = environment(options.get("env", ()), options.get("env_files", ()))
+    return arguments
+
+
+def whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"--{name} {text[:80]!r} is not a whole number", hint="for example 256") from None
+
+
+def environment(pairs: Iterable[str], files: Iterable[str]) -> dict[str, str]:
+    """Files first, then options: the last word counts. A bare name takes this process's value, if it has one."""
+    found: dict[str, str] = {}
+    for path in files:
+        for line in _lines(path):
+            _put(found, line, path)
+    for pair in pairs:
+        _put(found, pair, "--env")
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except UnicodeDecodeError:
+        raise SpecError(f"--env-file {path} is not UTF-8 text") from None
+    except OSError as error:
+        raise SpecError(f"--env-file {path}: {error.strerror}", hint="name a file that can be read") from None
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _put(found: dict[str, str], pair: str, source: str) -> None:
+    name, separator, value = pair.partition("=")
+    if not name or name != name.strip():
+        raise SpecError(f"{source}: {pair[:80]!r} is not a variable", hint="write NAME=VALUE, or NAME to pass yours on")
+    if separator:
+        found[name] = value
+    elif name in os.environ:
+        found[name] = os.environ[name]
+
+
+def command_line(words: tuple[str, ...], shell_text: str | None) -> list[str]:
+    """The argument vector. ``-c TEXT`` is /bin/sh's, with further words as $0, $1, ... as sh has it."""
+    if shell_text is not None:
+        return ["/bin/sh", "-c", shell_text, *words]
+    if not words:
+        raise SpecError("there is no command", hint="for example: sloplet run -- python3 -V")
+    return list(words)
+
+
+def split_pair(text: str) -> tuple[str, str]:
+    """``SRC[:DST]``."""
+    source, _, target = text.partition(":")
+    if not source:
+        raise SpecError(f"{text[:80]!r} names no source", hint="write SRC or SRC:DST")
+    return source, target
+
+
+def sandbox_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of names: a look into state.db, never a keeper."""
+    from ..state.home import Home
+    from ..state.store import Store
+
+    try:
+        home = Home()
+        if not home.database.exists():
+            return []
+        known = Store(home).list()
+    except Exception:  # a shell prompt is no place for errors
+        return []
+    refs = [info.name or info.id for info in known if info.holder == "keeper"]
+    return [ref for ref in refs if ref.startswith(incomplete)]
+
+
+def name_argument(required: bool = True, multiple: bool = False) -> Callable[[F], F]:
+    return click.argument(
+        "names" if multiple else "name",
+        metavar="NAME..." if multiple else ("NAME" if required else "[NAME]"),
+        required=required,
+        nargs=-1 if multiple else 1,
+        shell_complete=sandbox_names,
+    )

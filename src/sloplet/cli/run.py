@@ -1,0 +1,157 @@
+"""``sloplet run``: a fresh sandbox, one command, gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import COMMAND_SETTINGS, Verb, command_line, json_option, sandbox_arguments, spec_options, stacked
+from .output import complain, print_json, size
+
+if TYPE_CHECKING:
+    from ..results import Result
+    from ..sandbox import AsyncSandbox
+    from .session import Signals, Wiring
+
+io_options = stacked(
+    click.option("-i", "--interactive", is_flag=True, help="Pass stdin on even if it is a terminal."),
+    click.option("-t/-T", "--tty/--no-tty", "tty", default=None, help="Give it a terminal, or do not. [default: if you are at one]"),
+    click.option("-c", "shell_text", metavar="TEXT", help="Run TEXT by /bin/sh -c."),
+    click.option("--timeout", metavar="TIME", help="End it after that long, for example 30 or 5m (exit code 124)."),
+    click.option("--max-output", default="4m", show_default=True, metavar="SIZE", help="With --json: what is kept of the output."),
+)  # fmt: skip
+
+
+@click.command(
+    "run",
+    cls=Verb,
+    context_settings=COMMAND_SETTINGS,
+    examples="""
+    sloplet run -- python3 -c 'print(6*7)'
+    sloplet run -c 'echo $HOME; rm -rf --no-preserve-root /'
+    cat data.csv | sloplet run --memory 256m --timeout 30 -- sort
+    sloplet run --copy ./project:project -w /workspace/project -- make test
+    sloplet run --out result.json -c 'echo {} > result.json'
+    sloplet run --at-least container --json -- id
+    sloplet run -it -- bash
+    """,
+)
+@spec_options
+@io_options
+@click.option("--copy", "copies", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder in, before.")
+@click.option("--out", "outs", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder out, afterwards.")
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is enforced and how long things took.")
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+def run(command: tuple[str, ...], **options: Any) -> int:
+    """Run a command in a fresh sandbox that is gone afterwards.
+
+    Input, output and the exit code pass through. Words after the options are the command's argument vector, exactly
+    as written; -c TEXT is for shell text.
+    """
+    return asyncio.run(run_fresh(command_line(command, options["shell_text"]), options))
+
+
+async def run_fresh(argv: list[str], options: dict[str, Any]) -> int:
+    from ..sandbox import AsyncSandbox
+    from .session import Signals, guarded
+
+    box = AsyncSandbox(**sandbox_arguments(options))
+    with Signals() as signals:
+        return await guarded(_run(box, argv, options, signals), signals)
+
+
+async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], signals: Signals) -> int:
+    from .session import Wiring
+
+    began = time.monotonic()
+    wiring = Wiring(interactive=options["interactive"], tty=options["tty"], capture=options["as_json"])
+    try:
+        await box.start()
+        ready = time.monotonic()
+        if options["copies"]:
+            from .copying import copy_in
+
+            for pair in options["copies"]:
+                await copy_in(box, pair)
+        if options["verbose"]:
+            await _say_what_is_enforced(box)
+        code, result = await execute(box, argv, options, wiring, signals)
+        if options["outs"]:
+            from .copying import copy_out
+
+            for pair in options["outs"]:
+                await copy_out(box, pair)
+    finally:
+        signals.closing()
+        await box.close()
+    if options["verbose"]:
+        ended = time.monotonic()
+        complain(
+            f"sloplet: started in {(ready - began) * 1000:.0f} ms, the command took {result.duration * 1000:.0f} ms "
+            f"({result.cpu_seconds * 1000:.0f} ms of CPU, {size(result.max_rss)} of memory at most), "
+            f"all in all {(ended - began) * 1000:.0f} ms\n"
+        )
+    return code
+
+
+async def execute(
+    box: AsyncSandbox, argv: list[str], options: dict[str, Any], wiring: Wiring, signals: Signals
+) -> tuple[int, Result]:
+    """Start the command, pass everything through, and judge how it ended. run and exec are this."""
+    from .session import capture, exit_code, follow
+
+    as_json: bool = options["as_json"]
+    process = await box.spawn(
+        argv,
+        cwd=options.get("cwd"),
+        env={**wiring.environment(), **options.get("exec_env", {})},
+        user=options.get("exec_user"),
+        timeout=options["timeout"],
+        pty=wiring.pty_argument,
+        stdin=wiring.stdin,
+        text=False,
+        max_output=options["max_output"] if as_json else 1,
+    )
+    if not as_json:
+        result = await follow(process, wiring, signals)
+        signals.closing()
+        return exit_code(result, signals), result
+    result = await capture(process, wiring, signals)
+    signals.closing()
+    print_json(result_document(box, argv, result))
+    return exit_code(result, signals, quiet=True), result
+
+
+def result_document(box: AsyncSandbox, argv: list[str], result: Result) -> dict[str, Any]:
+    """What --json prints. The base64 keys are null where the text is exact."""
+    return {
+        **result.to_dict(),
+        "stdout_base64": _exact(result.stdout_raw),
+        "stderr_base64": _exact(result.stderr_raw),
+        "command": argv,
+        "sandbox": box.name,
+        "sandbox_id": box.id,
+        "engine": box.engine,
+    }
+
+
+def _exact(raw: bytes) -> str | None:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        import base64
+
+        return base64.b64encode(raw).decode()
+    return None
+
+
+async def _say_what_is_enforced(box: AsyncSandbox) -> None:
+    complain(f"sloplet: sandbox {box.id} on the {box.engine} engine\n")
+    for item in await box.guarantees():
+        sign = "+" if item.enforced else "-"
+        value = f" {item.value}" if item.value else ""
+        complain(f"sloplet:  {sign} {item.control}{value}: {item.how}\n")
