@@ -20,6 +20,7 @@ struct guest {
     size_t ring;
     char workdir[4096];
     char default_user[256];
+    char home[256]; /* the default user's, as HELLO says; may be empty */
     struct user fallback; /* the default user as HELLO describes it, for when passwd lacks it */
     char **env;           /* K=V, NULL-terminated */
     int null_fd;          /* a checked /dev/null, or -1 */

@@ -140,7 +140,7 @@ static void stir(const struct fields *f)
     close(fd);
 }
 
-static const char *take(const struct fields *f, char *home)
+static const char *take(const struct fields *f)
 {
     char hostname[65] = "";
     int64_t flags = fields_int(f, TAG_FLAGS, 0), ring = fields_int(f, TAG_RING, RING_DEFAULT);
@@ -151,9 +151,10 @@ static const char *take(const struct fields *f, char *home)
         return "HELLO asks for rings out of range";
     strcpy(guest.workdir, "/workspace");
     strcpy(guest.default_user, "agent");
+    guest.home[0] = 0;
     if (!text_of(f, TAG_USER, guest.default_user, sizeof guest.default_user) || !guest.default_user[0] ||
         !text_of(f, TAG_WORKDIR, guest.workdir, sizeof guest.workdir) || guest.workdir[0] != '/' ||
-        !text_of(f, TAG_HOME, home, 256) || !text_of(f, TAG_HOSTNAME, hostname, sizeof hostname))
+        !text_of(f, TAG_HOME, guest.home, sizeof guest.home) || !text_of(f, TAG_HOSTNAME, hostname, sizeof hostname))
         return "HELLO has a text that is too long, or a WORKDIR that is not absolute";
     guest.no_users = flags & HELLO_FLAG_NO_USERS;
     guest.ring = (size_t)ring;
@@ -170,7 +171,6 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     struct fw w = {buf, 0, sizeof buf, false};
     struct fields f;
     struct user u;
-    char home[256] = "";
     int unknown;
 
     if (fields_parse(payload, n, known, &f, why))
@@ -181,16 +181,16 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
         wire_finish(3);
         return 0;
     }
-    *why = take(&f, home);
+    *why = take(&f);
     if (*why)
         return -1;
     memset(&guest.fallback, 0, sizeof guest.fallback);
     if (!strcmp(guest.default_user, "agent"))
-        add_agent_user(home[0] ? home : "/home/agent");
+        add_agent_user(guest.home[0] ? guest.home : "/home/agent");
     unknown = user_resolve("", 0, &u);
     make_folder(guest.workdir, unknown ? NULL : &u);
     if (!unknown)
-        make_folder(home[0] ? home : u.home, &u);
+        make_folder(u.home, &u);
     stir(&f);
     fw_int(&w, TAG_PID, guest.self);
     fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);

@@ -212,12 +212,14 @@ int user_resolve(const char *spec, size_t n, struct user *out)
     size_t passwd_len = 0, group_len = 0;
     char *passwd, *groups;
     int error = 0;
+    bool spec_is_default;
 
     memset(out, 0, sizeof *out);
     if (!n) {
         spec = guest.default_user;
         n = strlen(spec);
     }
+    spec_is_default = same((struct span){spec, n}, guest.default_user);
     if (!copy(name, sizeof name, (struct span){spec, n}))
         return ESRCH;
     group = strchr(name, ':');
@@ -237,6 +239,8 @@ int user_resolve(const char *spec, size_t n, struct user *out)
     group_members(groups, group_len, out);
     if (!out->shell[0])
         strcpy(out->shell, "/bin/sh");
+    if (guest.home[0] && spec_is_default)
+        strcpy(out->home, guest.home);
     if (!out->home[0])
         strcpy(out->home, "/");
     if (guest.no_users) {
