@@ -35,7 +35,7 @@ def resolve(image: str, home: Home, *, limits: UnpackLimits | None = None) -> Re
     """
     if image == "host":
         return ResolvedImage("host")
-    if image.startswith("dir:"):
+    if image.startswith("dir:") and image != "dir:":
         return _folder(Path(image.removeprefix("dir:")).expanduser(), image, home)
     if image.startswith(("/", "./", "../", "~/")) or image in (".", "..", "~"):
         path = Path(image).expanduser()

@@ -70,13 +70,16 @@ def unpack(file: BinaryIO, root_fd: int, limits: UnpackLimits | None = None) -> 
     """
     limits = limits or UnpackLimits()
     hashed = HashedFile(file)
-    packed = Unpacked(hashed, most=limits.bytes, ratio=limits.ratio, ratio_from=limits.ratio_from)
+    most = limits.bytes + limits.entries * 2048  # headers and padding come on top of the contents
+    packed = Unpacked(hashed, most=most, ratio=limits.ratio, ratio_from=limits.ratio_from)
     extractor = _Extractor(root_fd, limits)
     try:
         reader = TarReader(packed)
         for entry in reader:
             extractor.add(entry, reader)
         extractor.finish()
+        while packed.read(1 << 18):  # to the end: the packing's own checksum comes last
+            pass
     finally:
         extractor.close()
     result = extractor.result

@@ -59,7 +59,7 @@ def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
             _reap_owner(home, store, engines_reap, token, report)
         finally:
             lock.release()
-    _reap_images(home, report)
+    _reap_files(home, report)
     return report
 
 
@@ -104,12 +104,15 @@ def _settle(store: Store, record: Record, report: Report) -> None:
         report.removed.append(info.id)
 
 
-def _reap_images(home: Home, report: Report) -> None:
-    """Half-written images (``images/.tmp-KEY``) whose writer (lock ``run/image-KEY.lock``) is dead."""
+def _reap_files(home: Home, report: Report) -> None:
+    """Half-written images (``images/.tmp-KEY``) whose writer (lock ``run/image-KEY.lock``) is dead; stale locks."""
     keys = {name.removeprefix(".tmp-") for name in _names(home.images) if name.startswith(".tmp-")}
     for name in _names(home.run):
         if name.startswith("image-") and name.endswith(".lock"):
             keys.add(name.removeprefix("image-").removesuffix(".lock"))
+        elif name == "create.lock" and (lock := FileLock.take(home.run / name)):
+            lock.release()
+            report.files += 1
     for key in filter(ID_RE.match, keys):
         lock = FileLock.take(image_lock_path(home, key))
         if lock is None:
