@@ -50,10 +50,11 @@ find_python() {
 # make_venv FOLDER PYTHON PIP-ARGUMENTS...: as asked for, unless it already is.
 make_venv() {
     local folder=$1 python=$2; shift 2
-    local stamp; stamp=$(printf '%s\n' "$python" "$@" "$(cat pyproject.toml scripts/hatch_build.py)" | sha256sum)
-    if [ "$(cat "$folder/.stamp" 2>/dev/null)" = "$stamp" ]; then return 0; fi
+    local stamp key; key=$(printf '%s\n' "$@" | cksum | cut -d' ' -f1)   # one stamp for each way it is installed
+    stamp=$(printf '%s\n' "$python" "$(cat pyproject.toml scripts/hatch_build.py)" | sha256sum)
+    if [ "$(cat "$folder/.stamp-$key" 2>/dev/null)" = "$stamp" ]; then return 0; fi
     note "setting up $folder (once)"
     [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$folder"; "$python" -m venv "$folder"; }
     "$folder/bin/python" -m pip install -q --disable-pip-version-check "$@"
-    printf '%s\n' "$stamp" >"$folder/.stamp"
+    printf '%s\n' "$stamp" >"$folder/.stamp-$key"
 }

@@ -82,4 +82,4 @@ def bench(
     else:
         show(report, Console(width=None if sys.stdout.isatty() else 140))
     if check and any(verdict.passed is False for verdict in judge(report)):
-        raise SystemExit(1)
+        raise click.exceptions.Exit(1)

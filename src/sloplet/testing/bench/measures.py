@@ -182,7 +182,7 @@ def python_process(*argv: str) -> float:
 def sloplet_command() -> list[str]:
     """The installed ``sloplet``, or the module where it is not installed as a script."""
     script = Path(sys.executable).parent / "sloplet"
-    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", "sloplet.cli.main"]
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", "sloplet.cli"]
 
 
 def cli_once(engine: str) -> float:
