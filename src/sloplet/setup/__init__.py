@@ -1,0 +1,1 @@
+"""What stronger isolation needs: finding it (tools, facts), planning its installation (plan), doing it (perform)."""
