@@ -203,9 +203,15 @@ static int open_userns(int child) {
     return fd;
 }
 
+/* What the library cannot ask the kernel itself. */
+static int facts(void) {
+    long abi = syscall(NR_landlock_create_ruleset, NULL, 0, 1u /* LANDLOCK_CREATE_RULESET_VERSION */);
+    dprintf(STDOUT_FILENO, "landlock %ld\n", abi > 0 ? abi : 0);
+    return 0;
+}
+
 int launch_main(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    if (argc > 1 && !strcmp(argv[1], "facts")) return facts();
     struct plan *plan = &launch.plan;
     int pair[2];
     reset_signals();

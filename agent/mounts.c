@@ -177,16 +177,36 @@ void readonly_path(struct launch *launch, const char *path) {
 }
 
 void write_file(int root, const char *path, struct text content, unsigned mode) {
-    int fd = resolve(root, path, O_WRONLY | O_CREAT | O_TRUNC, mode, RESOLVE_NO_SYMLINKS_);
-    if (fd < 0) fail("file", path, errno, errno == ELOOP ? SYMLINK_HINT : "");
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+    size_t size = slash ? (size_t)(slash - path) : 0;
+    if (size >= sizeof folder) fail("file", path, ENAMETOOLONG, "");
+    memcpy(folder, path, size);
+    folder[size] = 0;
+    int above = resolve(root, size ? folder : ".", O_PATH | O_DIRECTORY, 0, 0);
+    if (above < 0) fail("file", path, errno, "");
+    const char *name = slash ? slash + 1 : path;
+    int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    int fd = openat(above, name, flags, mode);
+    if (fd < 0 && errno == ELOOP && unlinkat(above, name, 0) == 0) fd = openat(above, name, flags, mode);
+    if (fd < 0) fail("file", path, errno, "");
+    close(above);
     if (write(fd, content.bytes, content.size) != (ssize_t)content.size) fail("file", path, errno, "");
     close(fd);
+}
+
+/* Whether the folder above the root is the root itself, as it must be when nothing is stacked upon it. */
+static int alone(int root) {
+    struct stat here, above;
+    return fstat(root, &here) == 0 && stat("/..", &above) == 0 && here.st_dev == above.st_dev && here.st_ino == above.st_ino;
 }
 
 void pivot(struct launch *launch) {
     if (fchdir(launch->root) < 0) fail("pivot", "fchdir", errno, "");
     if (syscall(SYS_pivot_root, ".", ".") < 0) fail("pivot", "pivot_root", errno, "is this process in a chroot or an initramfs?");
-    /* "." is the new root with the old one stacked upon it: this takes the host's whole tree away. */
-    if (umount2(".", MNT_DETACH) < 0) fail("pivot", "umount", errno, "");
+    /* Upon the new root lies the old one, and upon that the scratch filesystem, which was staged on "/": each call
+     * takes the topmost away, with all that is mounted in it. */
+    if (umount2(".", MNT_DETACH) < 0 || umount2(".", MNT_DETACH) < 0) fail("pivot", "umount", errno, "");
     if (chdir("/") < 0) fail("pivot", "chdir", errno, "");
+    if (!alone(launch->root)) fail("pivot", "something of the host is still mounted", 0, "please report this");
 }

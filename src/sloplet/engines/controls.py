@@ -1,0 +1,173 @@
+"""From limits and machine facts to what is enforced, by what, and at which value. Pure.
+
+The one place that decides what "enforced" means without cgroups. ``Controls`` holds both the honest sentence for
+``guarantees()`` and the settings that make it true.
+"""
+
+from __future__ import annotations
+
+
+import math
+import resource
+import zlib
+from dataclasses import dataclass
+
+from ..errors import ControlUnavailable, InvalidLimit
+from ..spec import Limits, SandboxSpec
+from .base import Guarantee
+from .cgroups import PIDS_EXTRA
+from .machine import Machine
+
+_MIB = 2**20
+_TMPFS_SHARE = 2  # a default disk in memory takes at most this part of the memory limit
+_EXT4_LEAST = 8 * _MIB
+_RLIMIT_MSGQUEUE = 12
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where a sandbox's writes go. ``ext4``: a sparse file behind a loop device; ``tmpfs``: memory; ``folder``: the host's."""
+
+    kind: str
+    size: int
+
+    @property
+    def inodes(self) -> int:
+        return max(4096, self.size // 16384)
+
+
+@dataclass(frozen=True)
+class Controls:
+    guarantees: tuple[Guarantee, ...]
+    limits: Limits  #: with defaults that this machine cannot give lowered to what it can
+    scratch: Scratch
+    rlimits: tuple[tuple[int, int], ...]
+    pinned: tuple[int, ...] = ()  #: cpus, where affinity stands in for a quota
+
+
+def size_text(count: int) -> str:
+    for unit, factor in (("g", 2**30), ("m", 2**20), ("k", 2**10)):
+        if count % factor == 0 and count >= factor:
+            return f"{count // factor}{unit}"
+    return str(count)
+
+
+def fit(limits: Limits, machine: Machine) -> Limits:
+    """Refuse what the host does not have; lower defaults to what it has."""
+    asked = limits.explicit
+    if limits.memory > machine.memory and "memory" in asked:
+        raise InvalidLimit(
+            f"memory={size_text(limits.memory)} is more than this host has", hint=f"the most is {machine.memory // _MIB}m"
+        )
+    if limits.cpus > len(machine.cpus) and "cpus" in asked:
+        raise InvalidLimit(f"cpus={limits.cpus:g} is more than this host has", hint=f"the most is {len(machine.cpus)}")
+    return Limits(
+        cpus=min(limits.cpus, float(len(machine.cpus))),
+        memory=min(limits.memory, machine.memory),
+        disk=limits.disk,
+        pids=limits.pids,
+        open_files=limits.open_files,
+        explicit=asked,
+    )
+
+
+def choose_scratch(limits: Limits, machine: Machine) -> Scratch:
+    if machine.loop and machine.mkfs and machine.idmap and limits.disk >= _EXT4_LEAST:
+        return Scratch("ext4", limits.disk // _MIB * _MIB)
+    size = limits.disk
+    if "disk" not in limits.explicit:
+        size = min(size, limits.memory // _TMPFS_SHARE)
+    return Scratch("tmpfs", size)
+
+
+def _cpus(limits: Limits, machine: Machine, sandbox_id: str) -> tuple[Guarantee, tuple[int, ...]]:
+    value = f"{limits.cpus:g}"
+    if machine.cgroup.enforces("cpus"):
+        return Guarantee("cpus", True, f"cgroup v{machine.cgroup.version} cpu quota", value), ()
+    count = math.ceil(limits.cpus)
+    usable = [cpu for cpu in machine.cpus if cpu < 64]
+    if not usable:
+        return Guarantee("cpus", False, f"not enforced: {machine.cgroup.reason}", value), ()
+    start = zlib.crc32(sandbox_id.encode())
+    chosen = tuple(sorted({usable[(start + i) % len(usable)] for i in range(count)}))
+    whole = limits.cpus == count
+    how = "pinned to that many cpus, and may not change it" if whole else f"only whole cpus: pinned to {count}"
+    return Guarantee("cpus", whole, how, value if whole else str(count)), chosen
+
+
+def _memory(limits: Limits, machine: Machine) -> tuple[Guarantee, list[tuple[int, int]]]:
+    value = size_text(limits.memory)
+    if machine.cgroup.enforces("memory"):
+        swap = " without swap" if machine.cgroup.version == 2 or machine.cgroup.memsw else ""
+        return Guarantee("memory", True, f"cgroup v{machine.cgroup.version} memory{swap}", value), []
+    how = f"only per process (RLIMIT_DATA), not for the sandbox as a whole: {machine.cgroup.reason}"
+    return Guarantee("memory", False, how, value), [(resource.RLIMIT_DATA, limits.memory)]
+
+
+def _pids(limits: Limits, machine: Machine, *, namespaces: bool) -> tuple[Guarantee, list[tuple[int, int]]]:
+    value = str(limits.pids)
+    if machine.cgroup.enforces("pids"):
+        how = f"cgroup v{machine.cgroup.version} pids (and {PIDS_EXTRA} more for the agent's own)"
+        return Guarantee("pids", True, how, value), []
+    if namespaces and machine.kernel >= (5, 14):
+        how = f"RLIMIT_NPROC in a user namespace of its own, for each user inside (and {PIDS_EXTRA} more for the agent's own)"
+        return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids + PIDS_EXTRA)]
+    if machine.root:  # the process rung: a uid of its own, counted by itself
+        how = f"RLIMIT_NPROC of a uid of its own (and {PIDS_EXTRA} more for the agent's own)"
+        return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids + PIDS_EXTRA)]
+    return Guarantee("pids", False, f"not enforced: {machine.cgroup.reason}", ""), []
+
+
+def _open_files(limits: Limits, machine: Machine) -> Guarantee:
+    enough = limits.open_files <= machine.open_files
+    value = min(limits.open_files, machine.open_files)
+    how = "RLIMIT_NOFILE of each process"
+    return Guarantee("open_files", enough, how if enough else f"{how}: the host's own hard limit is lower", str(value))
+
+
+def _disk(limits: Limits, scratch: Scratch) -> Guarantee:
+    value = size_text(scratch.size)
+    inodes = f"{scratch.inodes} files"
+    if scratch.kind == "ext4":
+        return Guarantee("disk", True, f"an ext4 filesystem of its own in a sparse file; {inodes}", value)
+    if scratch.kind == "tmpfs":
+        return Guarantee("disk", True, f"a tmpfs: kept in memory, and counted as such; {inodes}", value)
+    how = "each file at most this size (RLIMIT_FSIZE), but any number of files"
+    return Guarantee("disk", False, how, size_text(limits.disk))
+
+
+def decide(spec: SandboxSpec, machine: Machine, sandbox_id: str, *, namespaces: bool) -> Controls:
+    """All resource controls. Raises InvalidLimit above the host's own, ControlUnavailable for what was asked for and
+    cannot be enforced (unless ``spec.allow_weaker``)."""
+    limits = fit(spec.limits, machine)
+    scratch = choose_scratch(limits, machine) if namespaces else Scratch("folder", limits.disk)
+    cpus, pinned = _cpus(limits, machine, sandbox_id)
+    memory, memory_rlimits = _memory(limits, machine)
+    pids, pids_rlimits = _pids(limits, machine, namespaces=namespaces)
+    found = (cpus, memory, _disk(limits, scratch), pids, _open_files(limits, machine))
+    for item in found:
+        if item.control in limits.explicit and not item.enforced and not spec.allow_weaker:
+            raise ControlUnavailable(
+                f"{item.control}={getattr(spec.limits, item.control)!r} cannot be enforced here: {item.how}",
+                hint=_advice(item.control, namespaces=namespaces),
+            )
+    open_files = min(limits.open_files, machine.open_files)
+    rlimits = [
+        *memory_rlimits,
+        *pids_rlimits,
+        (resource.RLIMIT_NOFILE, open_files),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, min(limits.memory, 64 * _MIB)),
+        (_RLIMIT_MSGQUEUE, 819200),
+    ]
+    if scratch.kind == "folder":
+        rlimits.append((resource.RLIMIT_FSIZE, limits.disk))
+    return Controls(found, limits, scratch, tuple(rlimits), pinned)
+
+
+def _advice(control: str, *, namespaces: bool) -> str:
+    if control == "disk" and not namespaces:
+        return "engine='container' can"
+    if control == "open_files":
+        return "raise the hard limit of the calling process, ask for less, or pass allow_weaker=True"
+    return "run as root or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or pass allow_weaker=True"

@@ -1,0 +1,261 @@
+"""From a spec, an image and machine facts to a launcher plan for the container rung. Pure.
+
+The order of the steps is the order of the kernel calls: scratch, root, what the image is made of, /proc, /dev,
+and last the pivot after which nothing of the host is reachable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from ..images import host
+from ..spec import SandboxSpec
+from .base import HelloConfig, ResolvedImage
+from .cgroups import GroupPlan
+from .controls import Controls
+from .machine import FIRST_RANGE, RANGE_SIZE, Machine
+from .plan import Attr, Do, PlanFlag, Seccomp, Set, Step, TreeFlag, step
+
+_QUIET = Attr.NOSUID | Attr.NODEV
+_INERT = Attr.NOSUID | Attr.NODEV | Attr.NOEXEC
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SCOPES = 3  # Landlock: abstract sockets and signals stay inside
+_OOM_SCORE = 500  # a host short of memory ends sandboxes before its own programs
+AGENT_UID = 1000
+
+#: What the agent keeps, in the sandbox's user namespace only: CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, SETPCAP.
+AGENT_CAPS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8
+
+#: Controls that tests switch off one at a time, to prove that their probes would notice.
+WEAKENABLE = frozenset({"seccomp", "masks", "landlock", "caps", "cgroup", "nosuid"})
+
+
+@dataclass(frozen=True)
+class JailRequest:
+    """What is particular to one sandbox."""
+
+    id: str
+    spec: SandboxSpec
+    image: ResolvedImage
+    place: str
+    holder: int
+    group: GroupPlan = field(default_factory=GroupPlan)
+    template: str = ""  #: the formatted image that an ext4 scratch is a copy of
+    id_range: int = 0  #: which range of ids, where root maps a whole one
+    weaken: AbstractSet[str] = frozenset()
+    probe: bool = False
+
+
+def mode(machine: Machine) -> str:
+    """Who is inside: ``root`` a range of high ids, ``range`` the caller and his subordinate ids, ``single`` the caller only."""
+    if machine.root:
+        return "root"
+    return "range" if machine.helpers else "single"
+
+
+def hostname(spec: SandboxSpec, sandbox_id: str) -> str:
+    return (spec.hostname or spec.name or sandbox_id).replace("_", "-")[:63]
+
+
+def hello(request: JailRequest, machine: Machine, view: host.HostView) -> HelloConfig:
+    path = _PATH
+    if request.image.kind == "host":
+        path = ":".join([*host.python_path(view), _PATH])
+    env = (("PATH", path), ("LANG", "C.UTF-8"), *request.spec.env)
+    single = mode(machine) == "single"
+    return HelloConfig(
+        user=request.spec.user,
+        workdir=request.spec.workdir,
+        home="/home/agent" if single else None,
+        env=env,
+        no_users=single,
+    )
+
+
+def id_maps(machine: Machine, id_range: int) -> list[Step]:
+    """The settings that say who root and the others inside are outside. Root inside is never root outside."""
+    kind = mode(machine)
+    if kind == "root":
+        text = f"0 {FIRST_RANGE + id_range * RANGE_SIZE} {RANGE_SIZE}\n"
+        return [step(Set.UID_MAP, text), step(Set.GID_MAP, text), step(Set.IDENTITY, 0, 0)]
+    if kind == "range":
+        assert machine.subuid and machine.subgid and machine.newuidmap and machine.newgidmap
+        users, groups = machine.subuid, machine.subgid
+        most = RANGE_SIZE - 1
+        return [
+            step(Set.UID_MAP, f"0 {machine.uid} 1\n1 {users[0]} {min(users[1], most)}\n"),
+            step(Set.GID_MAP, f"0 {machine.gid} 1\n1 {groups[0]} {min(groups[1], most)}\n"),
+            step(Set.MAP_HELPERS, machine.newuidmap, machine.newgidmap),
+            step(Set.IDENTITY, 0, 0),
+        ]
+    return [
+        step(Set.UID_MAP, f"{AGENT_UID} {machine.uid} 1\n"),
+        step(Set.GID_MAP, f"{AGENT_UID} {machine.gid} 1\n"),
+        step(Set.IDENTITY, AGENT_UID, AGENT_UID),
+    ]
+
+
+def common_settings(request: JailRequest, controls: Controls) -> list[Step]:
+    """Settings that both rungs share: the holder, cgroups, rlimits."""
+    settings = [step(Set.HOLDER, request.holder), step(Set.NICE_OOM, _OOM_SCORE)]
+    if "cgroup" not in request.weaken:
+        settings += [step(Set.CGROUP_JOIN, path) for path in request.group.join]
+        if request.group.into:
+            settings.append(step(Set.CGROUP_INTO, request.group.into))
+    settings += [step(Set.CGROUP_REMOVE, path) for path in request.group.folders]
+    if request.group.oom:
+        settings.append(step(Set.OOM_FILE, *request.group.oom))
+    settings += [step(Set.RLIMIT, resource, value) for resource, value in controls.rlimits]
+    if controls.pinned:
+        settings.append(step(Set.CPUS, sum(1 << cpu for cpu in controls.pinned)))
+    return settings
+
+
+def _settings(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
+    flags = PlanFlag.NAMESPACES
+    if machine.root:
+        flags |= PlanFlag.HOST_MOUNTS
+    if mode(machine) == "single":
+        flags |= PlanFlag.DENY_SETGROUPS
+    if request.probe:
+        flags |= PlanFlag.PROBE
+    caps = (1 << 41) - 1 if "caps" in request.weaken else AGENT_CAPS
+    settings = [
+        step(Set.FLAGS, flags),
+        *id_maps(machine, request.id_range),
+        step(Set.HOSTNAME, hostname(request.spec, request.id)),
+        *common_settings(request, controls),
+        step(Set.CAPS, caps),
+    ]
+    if "seccomp" not in request.weaken:
+        settings.append(step(Set.SECCOMP, Seccomp.ON | (Seccomp.NO_AFFINITY if controls.pinned else Seccomp(0))))
+    if machine.landlock_abi >= 6 and "landlock" not in request.weaken:
+        settings.append(step(Set.LANDLOCK, 0, 0, _SCOPES))
+    return settings
+
+
+class _Mounts:
+    """Collects steps. Trees first: as root they are made before the sandbox's own side runs."""
+
+    def __init__(self, machine: Machine, quiet: int) -> None:
+        self.machine = machine
+        self.quiet = quiet
+        self.trees: list[Step] = []
+        self.steps: list[Step] = []
+        self._slots = 1  # 0 is the scratch
+
+    def tree(self, source: str, attributes: int, bits: TreeFlag = TreeFlag(0)) -> int:
+        slot, self._slots = self._slots, self._slots + 1
+        self.trees.append(step(Do.TREE, slot, bits, attributes, source))
+        return slot
+
+    def layer(self, source: str) -> int:
+        bits = TreeFlag.IDMAP if self.machine.idmap else TreeFlag(0)
+        return self.tree(source, self.quiet | Attr.RDONLY, bits)
+
+    def bind(self, source: str, path: str, attributes: int, bits: TreeFlag = TreeFlag(0)) -> None:
+        self.steps.append(step(Do.MOUNT, self.tree(source, attributes, bits), path))
+
+    def overlay(self, path: str, source: str) -> None:
+        self.steps.append(step(Do.OVERLAY, self.quiet, path, 1, self.layer(source)))
+
+    def add(self, kind: Do, *args: int | str | bytes) -> None:
+        self.steps.append(step(kind, *args))
+
+
+def _inside(path: str) -> str:
+    return path.lstrip("/")
+
+
+def _host_part(mounts: _Mounts, part: host.Part, view: host.HostView) -> None:
+    if isinstance(part, host.Folder):
+        mounts.add(Do.MKDIR, part.mode, _inside(part.path))
+    elif isinstance(part, host.Link):
+        mounts.add(Do.SYMLINK, part.target, _inside(part.path))
+    elif isinstance(part, host.File):
+        mounts.add(Do.MKDIR, 0o755, _inside(part.path).rpartition("/")[0])
+        mounts.add(Do.FILE, part.mode, _inside(part.path), part.content)
+    elif isinstance(part, host.Bind):
+        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else TreeFlag(0))
+        mounts.bind(part.source, _inside(part.path), mounts.quiet | Attr.RDONLY, bits)
+    else:
+        _host_overlay(mounts, part.path, host.submounts(view, part.path))
+
+
+def _host_overlay(mounts: _Mounts, path: str, submounts: tuple[str, ...]) -> None:
+    """An overlay shows one filesystem only. Mounts below it: root lays an overlay over each; others may not take a
+    folder apart that has locked mounts in it, and get the whole of it read-only."""
+    if submounts and not mounts.machine.root:
+        mounts.bind(path, _inside(path), mounts.quiet | Attr.RDONLY, TreeFlag.RECURSIVE)
+        return
+    mounts.overlay(_inside(path), path)
+    for point in submounts:
+        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else TreeFlag(0))
+        mounts.bind(point, _inside(point), mounts.quiet | Attr.RDONLY, bits)
+
+
+def _image(mounts: _Mounts, request: JailRequest, view: host.HostView) -> None:
+    name = hostname(request.spec, request.id)
+    if request.image.kind == "host":
+        mounts.add(Do.ROOT)
+        made: set[Step] = set()
+        for part in host.layout(view, name):
+            before = len(mounts.steps)
+            _host_part(mounts, part, view)
+            fresh = [item for item in mounts.steps[before:] if item.kind is not Do.MKDIR or item not in made]
+            made.update(item for item in fresh if item.kind is Do.MKDIR)
+            mounts.steps[before:] = fresh
+        return
+    assert request.image.path is not None
+    mounts.overlay("", str(request.image.path))
+    for folder, bits in (("etc", 0o755), ("proc", 0o755), ("dev", 0o755), ("run", 0o755), ("tmp", 0o1777)):
+        mounts.add(Do.MKDIR, bits, folder)
+    for part in host.identity_files(name, "/bin/sh"):
+        if isinstance(part, host.File) and part.path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
+            mounts.add(Do.FILE, part.mode, _inside(part.path), part.content)
+
+
+def _proc(mounts: _Mounts, machine: Machine, weaken: AbstractSet[str]) -> None:
+    mounts.add(Do.FS, _INERT, "proc", "", "proc")
+    mounts.add(Do.LOOPBACK)
+    # before /proc/sys turns read-only: servers inside may listen on ports below 1024 without being root
+    mounts.add(Do.WRITE, "proc/sys/net/ipv4/ip_unprivileged_port_start", b"0")
+    if "masks" in weaken:
+        return
+    for name in machine.proc_masked:
+        mounts.add(Do.MASK, "proc/" + name)
+    for name in machine.proc_readonly:
+        mounts.add(Do.READONLY, "proc/" + name)
+
+
+def _dev(mounts: _Mounts, machine: Machine, controls: Controls) -> None:
+    mounts.add(Do.FS, Attr.NOSUID | Attr.NOEXEC, "tmpfs", "mode=755,size=64k,nr_inodes=64", "dev")
+    for name in _DEVICES:
+        mounts.bind("/dev/" + name, "dev/" + name, Attr.NOSUID | Attr.NOEXEC)
+    terminals = "ptmxmode=0666,mode=0620" + (",gid=5" if mode(machine) != "single" else "")
+    mounts.add(Do.FS, Attr.NOSUID | Attr.NOEXEC, "devpts", terminals, "dev/pts")
+    shared = controls.limits.memory // 2 if machine.cgroup.enforces("memory") else 64 * 2**20
+    mounts.add(Do.FS, _QUIET, "tmpfs", f"mode=1777,size={shared},nr_inodes=16384", "dev/shm")
+    for target, link in (("pts/ptmx", "ptmx"), ("/proc/self/fd", "fd")):
+        mounts.add(Do.SYMLINK, target, "dev/" + link)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        mounts.add(Do.SYMLINK, f"/proc/self/fd/{number}", "dev/" + name)
+
+
+def container_plan(request: JailRequest, machine: Machine, view: host.HostView, controls: Controls) -> tuple[Step, ...]:
+    """The whole plan of a container sandbox."""
+    quiet = Attr(0) if "nosuid" in request.weaken else _QUIET
+    mounts = _Mounts(machine, quiet)
+    scratch = controls.scratch
+    if scratch.kind == "ext4":
+        first = step(Do.EXT4, 0, quiet | Attr.NOATIME, request.template, request.place)
+    else:
+        first = step(Do.TMPFS, 0, quiet | Attr.NOATIME, f"mode=755,size={scratch.size},nr_inodes={scratch.inodes}")
+    mounts.add(Do.STAGE, 0)
+    _image(mounts, request, view)
+    _proc(mounts, machine, request.weaken)
+    _dev(mounts, machine, controls)
+    mounts.add(Do.PIVOT)
+    return (*_settings(request, machine, controls), first, *mounts.trees, *mounts.steps)
