@@ -1,0 +1,335 @@
+"""The Controller over the keeper's socket: what named sandboxes and the CLI use.
+
+One connection per event loop and SLOPLET_HOME, made when first needed, made anew after the keeper was replaced. A
+keeper is started for ``create`` only; where none runs, the rest is answered from the records, after cleaning up
+what a dead keeper left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import __version__
+from ..controller import Event, SandboxInfo, Stream
+from ..engines.base import Guarantee, HostStats
+from ..errors import KeeperError, SandboxDead, SandboxNotFound, SlopletError, SpecError
+from ..spec import SandboxSpec
+from ..state.home import Home
+from ..wire.fields import Fields, RecordDecoder
+from ..wire.mux import HostStream
+from ..wire.schema import MAX_OPEN, Op, Tag
+from . import LEAVING, from_body, to_body
+from .connection import HELLO_TIMEOUT, Connection, connect
+from .launch import start
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+T = TypeVar("T")
+_TRIES = 5
+_NOBODY = object()  # the answer of a keeper that does not run
+
+
+class KeeperClient:
+    """See ``Controller`` for what each method promises. ``start`` False: never start a keeper."""
+
+    def __init__(self, home: Home, *, start: bool = True) -> None:
+        self.home = home
+        self._start = start
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+
+    # -- Controller --------------------------------------------------------------------
+
+    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        request = _request("create", spec=spec.to_dict())
+        while True:
+            connection = await self._ours()
+            stream = connection.mux.open(request)
+            try:
+                info = SandboxInfo.from_dict(_result(await stream.started()))
+                # Until this END the keeper undoes an unnamed sandbox if we vanish: it is ours from here on.
+                await stream.send_end()
+                return info
+            except BaseException as error:
+                stream.reset()
+                if _is_leaving(error):
+                    connection.close()
+                    continue
+                if connection.lost and isinstance(error, SlopletError):
+                    raise KeeperError(
+                        "the keeper ended while it made the sandbox", hint="`sloplet ls` shows what is there; try again"
+                    ) from error
+                raise
+
+    async def find(self, ref: str) -> SandboxInfo:
+        found = await self._ask("find", ref=ref)
+        if found is _NOBODY:
+            return await self._offline(lambda runtime: runtime.find(ref), lambda: _unknown(ref))
+        return SandboxInfo.from_dict(found)
+
+    async def list(self) -> list[SandboxInfo]:
+        found = await self._ask("list")
+        if found is _NOBODY:
+            return await self._offline(lambda runtime: runtime.list(), lambda: [])
+        return [SandboxInfo.from_dict(item) for item in found]
+
+    async def open(self, sandbox_id: str, request: Fields) -> Stream:
+        connection = self._connection
+        if connection is None or connection.lost:
+            connection = await self._connected()
+            if connection is None:
+                raise await self._why_not(sandbox_id)
+        connection.check_version()
+        if connection.mux.congested:
+            await connection.mux.drained()
+        return connection.mux.open(Fields(*request).add(Tag.SANDBOX, sandbox_id))
+
+    async def kill(self, sandbox_id: str) -> None:
+        if await self._ask("kill", sandbox=sandbox_id) is _NOBODY:
+            await self._offline(lambda runtime: _kill_dead(runtime, sandbox_id), lambda: None)
+
+    async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
+        found = await self._ask("guarantees", sandbox=sandbox_id)
+        if found is _NOBODY:
+            raise await self._why_not(sandbox_id)
+        return tuple(Guarantee(**item) for item in found)
+
+    async def stats(self, sandbox_id: str) -> HostStats:
+        found = await self._ask("stats", sandbox=sandbox_id)
+        if found is _NOBODY:
+            raise await self._why_not(sandbox_id)
+        return HostStats(**found)
+
+    def events(self, sandbox_id: str | None = None) -> AsyncIterator[Event]:
+        connection, stream = self._connection, None
+        if connection is not None and not connection.lost and connection.same_version:
+            # At once, so that nothing which is asked after this call is missed.
+            stream = connection.mux.open(_request("events", sandbox=sandbox_id))
+        return self._events(sandbox_id, stream)
+
+    async def aclose(self) -> None:
+        """Let go of the connection. The keeper and its sandboxes go on, and the next call connects again."""
+        self.close()
+
+    # -- beyond the protocol -----------------------------------------------------------
+
+    async def status(self) -> dict[str, Any] | None:
+        """The keeper's pid, version, sandboxes and clients; None if none runs."""
+        found = await self._ask("status")
+        return None if found is _NOBODY else dict(found)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def forget(self) -> None:
+        """Close our end without the loop: it is closed, or (in a forked child) the parent's."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.forget()
+
+    # -- asking ------------------------------------------------------------------------
+
+    async def _ask(self, method: str, **params: Any) -> Any:
+        """Ask the keeper what may be asked twice. ``_NOBODY`` if none runs."""
+        request = _request(method, **params)
+        for attempt in range(_TRIES):
+            connection = await self._connected()
+            if connection is None:
+                return _NOBODY
+            if method in ("guarantees", "stats"):
+                connection.check_version()
+            try:
+                return await _call(connection, request)
+            except (SandboxDead, KeeperError) as error:
+                gone = isinstance(connection.mux.error, SandboxDead) or _is_leaving(error)
+                if attempt == _TRIES - 1 or not gone:
+                    raise
+                connection.close()
+        raise AssertionError("unreachable")
+
+    async def _connected(self) -> Connection | None:
+        """The connection to the running keeper; None if none runs."""
+        connection = self._connection
+        if connection is not None and not connection.lost:
+            return connection
+        async with self._connecting:
+            if self._connection is None or self._connection.lost:
+                if not _exists(self.home):
+                    return None
+                self._connection = await connect(self.home.open().socket_path())
+            return self._connection
+
+    async def _ours(self) -> Connection:
+        """A connection to a keeper of our version, started if there is none."""
+        if self._connection is not None:
+            # Let the loop see that a keeper has gone while the program was busy with other things.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        for _ in range(_TRIES):
+            connection = await self._connected()
+            if connection is not None:
+                if connection.same_version:
+                    return connection
+                await _replace(connection)
+                continue
+            if not self._start:
+                raise KeeperError("no keeper runs", hint="`sloplet create` starts one")
+            await asyncio.get_running_loop().run_in_executor(None, start, self.home)
+        raise KeeperError("the keeper leaves as soon as it has started", hint="see its log in SLOPLET_HOME/run")
+
+    async def _events(self, sandbox_id: str | None, stream: HostStream | None) -> AsyncIterator[Event]:
+        if stream is None:
+            connection = await self._connected()
+            if connection is None:
+                if sandbox_id is not None:
+                    raise await self._why_not(sandbox_id)
+                raise KeeperError("no keeper runs, so nothing happens", hint="`sloplet create` starts one")
+            connection.check_version()
+            stream = connection.mux.open(_request("events", sandbox=sandbox_id))
+        decoder = RecordDecoder()
+        try:
+            await stream.started()
+            while (piece := await stream.recv()) is not None:
+                for record in decoder.feed(piece.data):
+                    yield Event(**from_body(record.raw(Tag.BODY)))
+            await stream.result()
+        finally:
+            stream.reset()
+
+    # -- without a keeper --------------------------------------------------------------
+
+    async def _offline(self, ask: Callable[[Runtime], Awaitable[T]], nothing: Callable[[], T]) -> T:
+        """Clean up what a dead keeper left, then ask the records."""
+        if not _exists(self.home):
+            return nothing()
+        from ..runtime import Runtime
+
+        runtime = Runtime(self.home)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, runtime.reap)
+            return await ask(runtime)
+        finally:
+            await runtime.aclose()
+
+    async def _why_not(self, sandbox_id: str) -> SlopletError:
+        """Why nobody can be asked about a sandbox: no keeper runs."""
+        from .control import not_here
+
+        try:
+            return not_here(await self.find(sandbox_id))
+        except SandboxNotFound as error:
+            return error
+
+
+async def _call(connection: Connection, request: Fields) -> Any:
+    stream = connection.mux.open(request)
+    try:
+        parts = []
+        while (piece := await stream.recv()) is not None:
+            parts.append(piece.data)
+        close = await stream.result()
+    except BaseException:
+        stream.reset()
+        raise
+    return _result(Fields((Tag.BODY, b"".join(parts)))) if parts else _result(close)
+
+
+async def _replace(connection: Connection) -> None:
+    """Ask a keeper of another version to leave. It does if it holds nothing."""
+    answer = await _call(connection, _request("leave"))
+    if not answer.get("left"):
+        held = answer.get("sandboxes")
+        raise KeeperError(
+            f"the keeper (pid {connection.pid}) is of sloplet {connection.version or '?'} and holds {held} "
+            f"sandbox{'' if held == 1 else 'es'}; this is sloplet {__version__}",
+            hint="end them with `sloplet rm`, or use the version that made them",
+        )
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT):
+            await connection.mux.open(_request("status")).result()  # answered by its end, at the latest
+    except SlopletError:
+        pass
+    except TimeoutError:
+        raise KeeperError(f"the keeper (pid {connection.pid}) was asked to leave and does not") from None
+    connection.close()
+
+
+async def _kill_dead(runtime: Runtime, sandbox_id: str) -> None:
+    from .control import held_elsewhere
+
+    await runtime.kill(sandbox_id)
+    try:
+        info = await runtime.find(sandbox_id)
+    except SandboxNotFound:
+        return
+    raise held_elsewhere(info)
+
+
+def _request(method: str, **params: Any) -> Fields:
+    fields = Fields((Tag.OP, int(Op.CONTROL)), (Tag.BODY, to_body({"method": method, "params": params})))
+    if len(fields.raw(Tag.BODY)) > MAX_OPEN - 1024:
+        raise SpecError("the settings are too long", hint="is the environment above a megabyte? Write a file instead")
+    return fields
+
+
+def _result(answer: Fields) -> Any:
+    body = from_body(answer.raw(Tag.BODY))
+    if not isinstance(body, dict) or "result" not in body:
+        raise KeeperError("the keeper's answer is not understood", hint="is it of another version?")
+    return body["result"]
+
+
+def _is_leaving(error: BaseException) -> bool:
+    """Whether the keeper refused because it is on its way out: it has done nothing of what was asked."""
+    return isinstance(error, KeeperError) and error.message == LEAVING
+
+
+def _exists(home: Home) -> bool:
+    try:
+        os.stat(home.path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # there is something, and opening it says what is wrong
+    return True
+
+
+def _unknown(ref: str) -> SandboxInfo:
+    raise SandboxNotFound(f"there is no sandbox {ref[:80]!r}", hint="see `sloplet ls`")
+
+
+_clients: dict[asyncio.AbstractEventLoop, dict[tuple[Path, bool], KeeperClient]] = {}
+
+
+async def keeper_controller(start: bool = True) -> KeeperClient:
+    """The keeper of this SLOPLET_HOME, for this event loop. Nothing is connected or started yet.
+
+    ``start`` False: where no keeper runs, ``create`` fails instead of starting one.
+    """
+    loop = asyncio.get_running_loop()
+    for other in [other for other in _clients if other.is_closed()]:
+        for client in _clients.pop(other).values():
+            client.forget()
+    home = Home()
+    clients = _clients.setdefault(loop, {})
+    key = (home.path, start)
+    if key not in clients:
+        clients[key] = KeeperClient(home, start=start)
+    return clients[key]
+
+
+def _forget_in_child() -> None:
+    for clients in _clients.values():
+        for client in clients.values():
+            client.forget()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,251 @@
+"""The keeper's methods: what the Controller protocol asks for, as JSON on a CONTROL stream.
+
+The answer is the CLOSE's BODY ``{"result": ...}``; one that is too large for a frame comes as DATA before it. An
+error is ``{"error": ...}`` of the ``errors`` tree. ``create`` answers with a REPLY and waits for the client's END:
+so it knows whether anybody heard of the sandbox. ``events`` sends records until RESET.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..controller import Event, SandboxInfo
+from ..errors import KeeperError, SandboxDead, SandboxError, SandboxNotFound, SlopletError
+from ..spec import SandboxSpec
+from ..wire.fields import Fields, encode_record
+from ..wire.mux import AgentStream
+from ..wire.schema import Tag
+from . import LEAVING, MAX_BODY, error_close, to_body
+
+if TYPE_CHECKING:
+    from .server import Client, Server
+
+#: What a client of another version may ask: enough to see what is there, to end it and to take over.
+_ANY_VERSION = {"find", "list", "kill", "leave", "status"}
+_MAX_EVENT = 60000
+
+
+class Control:
+    """Answers CONTROL streams. One per keeper."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._runtime = server.runtime
+        self.creating = 0
+        self._starting: dict[str, asyncio.Future[None]] = {}  # by name, while it is being made
+        self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "find": self._find,
+            "list": self._list,
+            "kill": self._kill,
+            "guarantees": self._guarantees,
+            "stats": self._stats,
+            "status": self._status,
+            "leave": self._leave,
+        }
+
+    async def serve(self, client: Client, stream: AgentStream) -> None:
+        """Answer one request; every error is an answer."""
+        try:
+            method, params = _parse(stream.request)
+            if self._server.leaving:
+                raise KeeperError(LEAVING, hint="try again")
+            if method not in _ANY_VERSION and not client.same_version:
+                from .server import other_version
+
+                raise other_version(client)
+            if method == "create":
+                await self._create(client, stream, SandboxSpec.from_dict(params["spec"]))
+            elif method == "events":
+                await self._events(stream, params.get("sandbox"))
+            elif method in self._methods:
+                await _answer(stream, await self._methods[method](params))
+            else:
+                raise KeeperError(f"the keeper knows no {method!r}")
+        except SlopletError as error:
+            stream.close(error_close(error))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            stream.close(error_close(KeeperError(f"the keeper does not understand: {type(error).__name__}: {error}")))
+
+    async def why_closed(self, sandbox_id: str, error: SlopletError) -> SlopletError:
+        """A better word than "there is no running sandbox", where the record has one."""
+        if not isinstance(error, SandboxNotFound):
+            return error
+        try:
+            return not_here(await self._runtime.find(sandbox_id))
+        except SlopletError:
+            return error
+
+    # -- methods -----------------------------------------------------------------------
+
+    async def _find(self, params: Any) -> Any:
+        return (await self._settled(str(params["ref"]))).to_dict()
+
+    async def _settled(self, ref: str) -> SandboxInfo:
+        """Find it; one that is being made, once it is made (or was not)."""
+        info = await self._runtime.find(ref)
+        making = self._starting.get((info.name or "").casefold())
+        if info.state == "starting" and making is not None:
+            await asyncio.shield(making)
+            info = await self._runtime.find(ref)
+        return info
+
+    async def _list(self, params: Any) -> Any:
+        await asyncio.get_running_loop().run_in_executor(None, self._runtime.reap)
+        return [info.to_dict() for info in await self._runtime.list()]
+
+    async def _kill(self, params: Any) -> Any:
+        sandbox_id = str(params["sandbox"])
+        try:
+            await self._settled(sandbox_id)
+            await self._runtime.kill(sandbox_id)
+            info = await self._runtime.find(sandbox_id)
+        except SandboxNotFound:
+            return None
+        raise held_elsewhere(info)
+
+    async def _guarantees(self, params: Any) -> Any:
+        return [item.to_dict() for item in await self._asked(params, self._runtime.guarantees)]
+
+    async def _stats(self, params: Any) -> Any:
+        return asdict(await self._asked(params, self._runtime.stats))
+
+    async def _asked(self, params: Any, method: Callable[[str], Awaitable[Any]]) -> Any:
+        sandbox_id = str(params["sandbox"])
+        try:
+            return await method(sandbox_id)
+        except SandboxNotFound as error:
+            raise await self.why_closed(sandbox_id, error) from None
+
+    async def _status(self, params: Any) -> Any:
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "sandboxes": self._server.busy,
+            "clients": len(self._server.clients),
+        }
+
+    async def _leave(self, params: Any) -> Any:
+        """Asked by a client of another version. Only a keeper that holds nothing may go."""
+        left = not self._server.busy
+        if left:
+            self._server.log("leaving: another version takes over")
+            asyncio.get_running_loop().call_soon(self._server.retire)
+        return {"left": left, "sandboxes": self._server.busy}
+
+    async def _create(self, client: Client, stream: AgentStream, spec: SandboxSpec) -> None:
+        """Make it, and see that somebody hears of it.
+
+        RESET (the caller gave up): undone. Connection lost: an unnamed one is undone, nobody knows its id; a
+        named one stays.
+        """
+        self.creating += 1
+        name = (spec.name or "").casefold()
+        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        first = bool(name) and name not in self._starting
+        if first:
+            self._starting[name] = made
+        try:
+            making = asyncio.ensure_future(self._runtime.create(spec))
+            heard = asyncio.ensure_future(_heard(stream))
+            try:
+                await asyncio.wait({making, heard}, return_when=asyncio.FIRST_COMPLETED)
+                if not making.done() and not await heard and not (client.gone and spec.name):
+                    making.cancel()  # nobody wants it any more
+                await asyncio.wait({making})
+            except asyncio.CancelledError:
+                making.cancel()
+                await asyncio.wait({making})
+                heard.cancel()
+                raise
+            if making.cancelled():
+                heard.cancel()
+                stream.close(error_close(SandboxError("the sandbox was given up while it was being made")))
+                return
+            if making.exception() is not None:
+                heard.cancel()
+            info = making.result()
+            if not client.gone:
+                stream.reply(Fields((Tag.BODY, to_body({"result": info.to_dict()}))))
+            if not await heard and not (client.gone and spec.name):
+                await self._runtime.kill(info.id)
+            stream.close(Fields())
+        finally:
+            self.creating -= 1
+            made.set_result(None)
+            if first:
+                del self._starting[name]
+            self._server.consider_leaving()
+
+    async def _events(self, stream: AgentStream, sandbox: str | None) -> None:
+        if sandbox is not None:
+            await self._asked({"sandbox": sandbox}, self._runtime.stats)  # it must be there
+        source = self._runtime.events(sandbox)
+        stream.reply(Fields())
+
+        async def send() -> None:
+            async for event in source:
+                await stream.send(encode_record(Fields((Tag.BODY, _event_body(event)))))
+
+        sending, ended = asyncio.ensure_future(send()), asyncio.ensure_future(stream.reset_or_closed())
+        try:
+            await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            ended.cancel()
+            await asyncio.gather(sending, ended, return_exceptions=True)
+        stream.close(Fields())
+
+
+def not_here(info: SandboxInfo) -> SlopletError:
+    """Why a sandbox that is on record cannot be asked anything here."""
+    if info.state == "dead":
+        return SandboxDead(
+            f"the sandbox {info.name or info.id} is dead: {info.reason}",
+            hint=f"`sloplet rm {info.name or info.id}` removes it; then make a new one",
+        )
+    return held_elsewhere(info)
+
+
+def held_elsewhere(info: SandboxInfo) -> SandboxError:
+    return SandboxError(
+        f"the sandbox {info.name or info.id} is held by a running program ({info.holder}, {info.state}), not by the "
+        "keeper",
+        hint="only that program can use or end it; it goes when the program ends",
+    )
+
+
+def _parse(request: Fields) -> tuple[str, dict[str, Any]]:
+    body = json.loads(request.raw(Tag.BODY, b"{}"))
+    return str(body["method"]), dict(body.get("params") or {})
+
+
+async def _answer(stream: AgentStream, value: Any) -> None:
+    body = to_body({"result": value})
+    if len(body) <= MAX_BODY:
+        stream.close(Fields((Tag.BODY, body)))
+        return
+    await stream.send(body)
+    stream.close(Fields())
+
+
+async def _heard(stream: AgentStream) -> bool:
+    """Whether the client said END: it has the answer. False once it gave up or was lost."""
+    try:
+        while await stream.recv() is not None:
+            pass
+    except SlopletError:
+        return False
+    return not stream.was_reset
+
+
+def _event_body(event: Event) -> bytes:
+    body = to_body(event.to_dict())
+    if len(body) > _MAX_EVENT:  # a command line may be a megabyte
+        body = to_body({**event.to_dict(), "data": {"truncated": True}})
+    return body
