@@ -203,7 +203,7 @@ class Runtime:
         """Clean up after holders that died. Cheap when there is nothing to do."""
         from .state.reaper import reap
 
-        reap(self.home, self.store, lambda engine, sandbox_id: registry.load(engine).reap(sandbox_id))
+        reap(self.home, self.store, registry.reap)
 
     # -- starting ------------------------------------------------------------------
 
