@@ -55,6 +55,8 @@ make_venv() {
     if [ "$(cat "$folder/.stamp-$key" 2>/dev/null)" = "$stamp" ]; then return 0; fi
     note "setting up $folder (once)"
     [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import pip' 2>/dev/null || { rm -rf "$folder"; "$python" -m venv "$folder"; }
-    "$folder/bin/python" -m pip install -q --disable-pip-version-check "$@"
+    local log; log=$(mktemp)
+    "$folder/bin/python" -m pip install -q --disable-pip-version-check "$@" >"$log" 2>&1 || { cat "$log" >&2; rm -f "$log"; return 1; }
+    rm -f "$log"
     printf '%s\n' "$stamp" >"$folder/.stamp-$key"
 }
