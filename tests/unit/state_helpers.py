@@ -98,11 +98,13 @@ def on_small_disk(path: Path, size: str, function: Callable[[], Any]) -> Any:
     """Run it in a mount namespace where ``path`` is a tmpfs of that size. Skips where that is not allowed."""
 
     def run() -> Any:
-        uid = os.geteuid()
+        uid, gid = os.geteuid(), os.getegid()
         if _libc.unshare(_CLONE_NEWNS if uid == 0 else _CLONE_NEWNS | _CLONE_NEWUSER):
             return "skip"
         if uid:
             Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
         _libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
         if _libc.mount(b"none", os.fsencode(path), b"tmpfs", 0, f"size={size},mode=0700".encode()):
             return "skip"
