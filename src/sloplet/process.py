@@ -155,6 +155,8 @@ class AsyncProcess:
         self._result: Result | None = None
         self._collecting: asyncio.Task[Result] | None = None
         self.pid = started.integer(Tag.PID)
+        #: Where in its stdout and stderr this object begins to read: above 0 for an ``attach`` to what is no more kept.
+        self.offsets = (started.integer(Tag.OFFSET_OUT, 0), started.integer(Tag.OFFSET_ERR, 0))
 
     async def send(self, data: str | bytes) -> None:
         """Write to its stdin (``stdin=True`` or a terminal). Waits while the process does not read."""

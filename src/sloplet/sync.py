@@ -72,6 +72,7 @@ class Process:
     def __init__(self, inner: AsyncProcess) -> None:
         self._inner = inner
         self.pid = inner.pid
+        self.offsets = inner.offsets
 
     send = _call(AsyncProcess.send)
     close_stdin = _call(AsyncProcess.close_stdin)
