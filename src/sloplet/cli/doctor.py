@@ -12,6 +12,7 @@ from .output import EXIT_OURS, console, plain, print_json
 
 if TYPE_CHECKING:
     from ..doctor import Report
+    from ..engines.base import Probe
 
 _SIGNS = {
     "works": ("✓", "green"), "available": ("✓", "green"), "ok": ("✓", "green"), "broken": ("✗", "red"),
@@ -44,7 +45,7 @@ def examine(proof: bool) -> Report:
     from ..spec import SandboxSpec
 
     facts = gather()
-    probes = {probe.engine: probe for probe in registry.probe_all() if probe.engine != "fake"}
+    probes = {name: _probe(name) for name in registry.all_names() if name != "fake"}
     proofs = {}
     if proof:
         for name, probe in probes.items():
@@ -55,6 +56,17 @@ def examine(proof: bool) -> Report:
     except SlopletError:
         auto = ""
     return make_report(facts, probes, proofs, auto)
+
+
+def _probe(name: str) -> Probe:
+    """One engine that cannot even be asked must not hide what the others say."""
+    from ..engines import registry
+    from ..engines.base import Probe
+
+    try:
+        return registry.load(name).probe()
+    except Exception as error:
+        return Probe(name, name, False, f"it cannot be asked: {type(error).__name__}: {error}")
 
 
 def _show(report: Report) -> None:
