@@ -1,4 +1,4 @@
-"""What this machine can do, what is missing, why, and the command that fixes it. Pure: facts and probes in, a report out.
+"""What this machine can do, what is missing, why, and the command that fixes it: facts and probes in, a report out.
 
 The proofs (a sandbox really started on each engine that says it can) are made by ``prove`` and handed in.
 """
@@ -104,9 +104,7 @@ LADDER = ("process", "container", "gvisor", "microvm", "docker", "vm")
 def make_report(facts: Facts, probes: Mapping[str, Probe], proofs: Mapping[str, Proof], auto: str = "") -> Report:
     """The report. ``probes`` by engine name, of the engines that this release has; ``proofs`` of those tried."""
     names = [*LADDER, *(name for name in probes if name not in LADDER)]
-    rungs = tuple(
-        _probed(probes[name], proofs.get(name)) if name in probes else _later(name, facts) for name in names
-    )
+    rungs = tuple(_probed(probes[name], proofs.get(name)) if name in probes else _later(name, facts) for name in names)
     return Report(rungs, tuple(machine_checks(facts)), auto)
 
 
@@ -133,7 +131,10 @@ def _tool(name: str, facts: Facts) -> tuple[str, str]:
         if runsc_is_good(facts):
             return f"runsc of {facts.runsc_date} is here ({facts.runsc})", ""
         if facts.runsc:
-            return f"runsc is too old here ({facts.runsc}, of {facts.runsc_date or 'an unknown date'})", "sloplet setup gvisor"
+            return (
+                f"runsc is too old here ({facts.runsc}, of {facts.runsc_date or 'an unknown date'})",
+                "sloplet setup gvisor",
+            )
         return "runsc is not here", "sloplet setup gvisor"
     if name == "microvm":
         missing = [text for text, here in (("QEMU", facts.qemu), ("a kernel for guests", facts.vm_kernel)) if not here]
@@ -177,7 +178,9 @@ def _agent(facts: Facts) -> Check:
 def _home(facts: Facts) -> Check:
     why = "state, images and snapshots live there"
     if facts.home_problem:
-        return Check("home", "failed", f"{facts.home}: {facts.home_problem}", why, "export SLOPLET_HOME=/a/folder/of/yours")
+        return Check(
+            "home", "failed", f"{facts.home}: {facts.home_problem}", why, "export SLOPLET_HOME=/a/folder/of/yours"
+        )
     free = facts.home_free // _MIB
     if free < 1024:
         return Check("home", "missing", f"{facts.home}: only {free} MiB are free", why, "free some space")
@@ -208,7 +211,9 @@ def _subids(facts: Facts) -> Check:
 def _overlay(facts: Facts) -> Check:
     why = "a private, writable view of the host's files"
     if facts.overlay:
-        return Check("overlayfs", "missing", f"not in a user namespace: {facts.overlay}", why, "use Linux 5.11 or newer")
+        return Check(
+            "overlayfs", "missing", f"not in a user namespace: {facts.overlay}", why, "use Linux 5.11 or newer"
+        )
     return Check("overlayfs", "ok", "mounts in a user namespace", why)
 
 
@@ -230,11 +235,15 @@ def _kvm(facts: Facts) -> Check:
     if not facts.kvm_cpu:
         device = " (/dev/kvm is there, but cannot run guests)" if facts.kvm_device else ""
         found = f"the CPU offers no virtualisation to this kernel{device}"
-        return Check("kvm", "missing", found, why, "switch it on in the firmware, or allow nested virtualisation on the host")
+        return Check(
+            "kvm", "missing", found, why, "switch it on in the firmware, or allow nested virtualisation on the host"
+        )
     if not facts.kvm_device:
         return Check("kvm", "missing", "there is no /dev/kvm", why, "sudo modprobe kvm_intel || sudo modprobe kvm_amd")
     if not facts.kvm_usable:
-        return Check("kvm", "missing", f"/dev/kvm is not open to {facts.user}", why, f"sudo usermod -aG kvm {facts.user}")
+        return Check(
+            "kvm", "missing", f"/dev/kvm is not open to {facts.user}", why, f"sudo usermod -aG kvm {facts.user}"
+        )
     return Check("kvm", "ok", "/dev/kvm is usable and the CPU virtualises", why)
 
 

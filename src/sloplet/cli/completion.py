@@ -7,8 +7,8 @@ import click
 from .options import Verb
 
 _HOW = {
-    "bash": "eval \"$(sloplet completion bash)\"   # in ~/.bashrc",
-    "zsh": "eval \"$(sloplet completion zsh)\"   # in ~/.zshrc, after compinit",
+    "bash": 'eval "$(sloplet completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(sloplet completion zsh)"   # in ~/.zshrc, after compinit',
     "fish": "sloplet completion fish > ~/.config/fish/completions/sloplet.fish",
 }
 

@@ -34,7 +34,9 @@ async def copy_out(box: AsyncSandbox, pair: str) -> None:
     await out_of(box, source, target or "./")
 
 
-async def into(box: AsyncSandbox, source: str, target: str, on_progress: Callable[[Progress], None] | None = None) -> None:
+async def into(
+    box: AsyncSandbox, source: str, target: str, on_progress: Callable[[Progress], None] | None = None
+) -> None:
     if source == "-":
         from .streams import read_chunks
 

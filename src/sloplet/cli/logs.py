@@ -100,5 +100,3 @@ class _Printer:
 
     def text(self, channel: int) -> str:
         return b"".join(data for number, data in self._lines if number == channel).decode("utf-8", "replace")
-
-

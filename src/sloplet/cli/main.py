@@ -90,8 +90,8 @@ def _attribute(name: str) -> str:
 def cli(ctx: click.Context) -> None:
     """Disposable computers for code that nobody has read.
 
-    Everything but a command's own output and exit code goes to stderr. Exit codes: the command's (128+n if signal n ended
-    it); 124 timed out; 125 Sloplet itself failed; 126 not executable; 127 not found.
+    Everything but a command's own output goes to stderr. Exit codes: the command's (128+n if signal n ended it);
+    124 timed out; 125 Sloplet itself failed; 126 not executable; 127 not found.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

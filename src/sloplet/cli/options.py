@@ -61,10 +61,14 @@ limit_options = stacked(
 spec_options = stacked(
     click.option("--image", default="host", show_default=True, metavar="IMAGE", help="host, a rootfs folder or a tar."),
     click.option("--engine", default="auto", show_default=True, metavar="NAME", help="See `sloplet doctor`."),
-    click.option("--at-least", "at_least", metavar="RUNG", help="Refuse anything weaker: process, container, gvisor, ..."),
+    click.option(
+        "--at-least", "at_least", metavar="RUNG", help="Refuse anything weaker: process, container, gvisor, ..."
+    ),
     limit_options,
     env_options,
-    click.option("-w", "--workdir", default="/workspace", show_default=True, metavar="PATH", help="Where commands begin."),
+    click.option(
+        "-w", "--workdir", default="/workspace", show_default=True, metavar="PATH", help="Where commands begin."
+    ),
     click.option("-u", "--user", default="agent", show_default=True, metavar="USER", help="A name or uid[:gid]."),
 )
 

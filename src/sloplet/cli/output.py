@@ -137,7 +137,11 @@ def span(seconds: float) -> str:
     for length, unit, smaller, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= length:
             rest = whole % length // smaller
-            return f"{whole // length}{unit}{rest}{small_unit}" if rest and whole < length * 10 else f"{whole // length}{unit}"
+            return (
+                f"{whole // length}{unit}{rest}{small_unit}"
+                if rest and whole < length * 10
+                else f"{whole // length}{unit}"
+            )
     return f"{whole}s"
 
 

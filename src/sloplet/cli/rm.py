@@ -57,7 +57,8 @@ async def _remove(names: tuple[str, ...], force: bool) -> tuple[list[str], list[
             info = await controller.find(name)
             if info.holder != "keeper" and info.state != "dead":
                 raise SandboxError(
-                    f"the sandbox {name} belongs to a running program", hint="it ends when that program closes it or ends"
+                    f"the sandbox {name} belongs to a running program",
+                    hint="it ends when that program closes it or ends",
                 )
             await controller.kill(info.id)
             removed.append(name)

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 io_options = stacked(
     click.option("-i", "--interactive", is_flag=True, help="Pass stdin on even if it is a terminal."),
-    click.option("-t/-T", "--tty/--no-tty", "tty", default=None, help="Give it a terminal, or do not. [default: if you are at one]"),
+    click.option("-t/-T", "--tty/--no-tty", "tty", default=None,
+                 help="Give it a terminal, or do not. [default: if you are at one]"),
     click.option("-c", "shell_text", metavar="TEXT", help="Run TEXT by /bin/sh -c."),
     click.option("--timeout", metavar="TIME", help="End it after that long, for example 30 or 5m (exit code 124)."),
-    click.option("--max-output", default="4m", show_default=True, metavar="SIZE", help="With --json: what is kept of the output."),
+    click.option("--max-output", default="4m", show_default=True, metavar="SIZE",
+                 help="With --json: what is kept of the output."),
 )  # fmt: skip
 
 

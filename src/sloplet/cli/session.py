@@ -1,4 +1,4 @@
-"""One command of a sandbox, joined to our stdin, stdout, stderr, terminal and signals. What run, exec, shell and attach share.
+"""One command of a sandbox, joined to our stdin, stdout, stderr, terminal and signals: run, exec, shell, attach.
 
 Signals: the first INT, QUIT, USR1 or USR2 goes to the command; a second INT, or a command that does not end
 within a few seconds after TERM or HUP, ends it the hard way.
@@ -96,14 +96,14 @@ class Signals:
             self._loop.call_later(_GRACE, self._task.cancel)
 
     def _on_stop(self) -> None:
-        assert self.raw is not None
-        self.raw.restore()
+        if self.raw is not None:
+            self.raw.restore()
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _on_continue(self) -> None:
-        assert self.raw is not None and self.on_resize is not None
-        self.raw.apply()
-        self.on_resize()
+        if self.raw is not None and self.on_resize is not None:
+            self.raw.apply()
+            self.on_resize()
 
 
 _pending: set[asyncio.Future[Any]] = set()

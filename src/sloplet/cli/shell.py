@@ -31,7 +31,7 @@ _START = "command -v bash >/dev/null 2>&1 && exec bash; unset PS1; exec sh -i"
 @spec_options
 @click.option("--shell", "program", metavar="COMMAND", help="Another shell. [default: bash, else sh]")
 @click.pass_context
-def shell(ctx: click.Context, name: str | None, program: str | None, **options: Any) -> int:
+def shell(ctx: click.Context, /, name: str | None, program: str | None, **options: Any) -> int:
     """A terminal in a named sandbox, or in a fresh one that is gone when you leave.
 
     `~.` at the beginning of a line leaves at once.
@@ -39,7 +39,9 @@ def shell(ctx: click.Context, name: str | None, program: str | None, **options: 
     given = [key for key in SPEC_KEYS if ctx.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT]
     if name is not None and (refused := [key for key in given if key not in ("user", "workdir")]):
         flag = "--" + refused[0].replace("_", "-")
-        raise SpecError(f"{flag} is for a fresh sandbox, and {name!r} is there already", hint=f"leave {flag} or the name")
+        raise SpecError(
+            f"{flag} is for a fresh sandbox, and {name!r} is there already", hint=f"leave {flag} or the name"
+        )
     start = _START if program is None else f"exec {program}"
     return asyncio.run(_shell(name, ["/bin/sh", "-c", start], options, given))
 

@@ -1,4 +1,4 @@
-"""The caller's terminal while a command of a sandbox has it: raw mode, size, the way out, and all put back afterwards."""
+"""The caller's terminal while a command of a sandbox has it: raw mode, size, the way out, all put back afterwards."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def private_apt(suite: str, architecture: str, say: Say) -> Iterator[PrivateApt]
         raise AptFailed("apt on this machine knows no mirror of Debian")
     # Not in SLOPLET_HOME: apt downloads as a user of its own (_apt), who has to get in.
     with tempfile.TemporaryDirectory(prefix="sloplet-apt-", ignore_cleanup_errors=True) as folder:
-        os.chmod(folder, 0o755)
+        os.chmod(folder, 0o755)  # noqa: S103
         failure: AptFailed | None = None
         for number, mirror in enumerate(mirrors):
             apt = PrivateApt(Path(folder, str(number)), mirror, suite, keys, architecture, say)

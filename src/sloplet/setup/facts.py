@@ -118,7 +118,7 @@ def cpu_virtualises(cpuinfo: str, arch: str) -> bool:
     if arch not in ("x86_64", "i686"):
         return True
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return bool(flags) and bool({"vmx", "svm"} & set(flags[1].split()))
+    return flags is not None and bool({"vmx", "svm"} & set(flags[1].split()))
 
 
 def docker_socket() -> str:
@@ -126,7 +126,12 @@ def docker_socket() -> str:
     named = os.environ.get("DOCKER_HOST", "")
     runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
     candidates = [named.removeprefix("unix://")] if named.startswith("unix://") else []
-    candidates += ["/var/run/docker.sock", f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock", "/run/podman/podman.sock"]
+    candidates += [
+        "/var/run/docker.sock",
+        f"{runtime}/docker.sock",
+        f"{runtime}/podman/podman.sock",
+        "/run/podman/podman.sock",
+    ]
     for path in candidates:
         if Path(path).is_socket() and os.access(path, os.W_OK) and _answers(path):
             return path

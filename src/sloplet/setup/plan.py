@@ -44,7 +44,13 @@ class Step:
     command: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"target": self.target, "name": self.name, "kind": self.kind, "title": self.title, "command": self.command}
+        return {
+            "target": self.target,
+            "name": self.name,
+            "kind": self.kind,
+            "title": self.title,
+            "command": self.command,
+        }
 
 
 def install_command(facts: Facts, package: str) -> str:
@@ -72,7 +78,9 @@ def _package(facts: Facts, target: str, name: str, package: str, title: str) -> 
 def _container(facts: Facts) -> list[Step]:
     steps = []
     if facts.user_namespaces:
-        steps.append(Step("container", "userns", "manual", f"user namespaces: {facts.user_namespaces}", userns_fix(facts)))
+        steps.append(
+            Step("container", "userns", "manual", f"user namespaces: {facts.user_namespaces}", userns_fix(facts))
+        )
     if facts.root:
         return steps or [Step("container", "root", "done", "root needs nothing more for containers")]
     if facts.uidmap_helpers:
@@ -132,5 +140,7 @@ def _microvm(facts: Facts) -> list[Step]:
         steps.append(Step("microvm", "kernel", "manual", title))
     if facts.kvm_cpu and facts.kvm_device and not facts.kvm_usable:
         title = f"/dev/kvm is not open to {facts.user}: without it microVMs are emulated, slowly"
-        steps.append(Step("microvm", "kvm", "manual", title, f"sudo usermod -aG kvm {facts.user}   # then log in again"))
+        steps.append(
+            Step("microvm", "kvm", "manual", title, f"sudo usermod -aG kvm {facts.user}   # then log in again")
+        )
     return steps
