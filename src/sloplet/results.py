@@ -154,3 +154,4 @@ class Progress:
     bytes: int
     total_files: int | None = None
     total_bytes: int | None = None
+    skipped: tuple[str, ...] = ()  #: left out: special files, links that lead out, what vanished meanwhile

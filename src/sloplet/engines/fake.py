@@ -1,7 +1,8 @@
 """The verified fake: a sandbox without isolation, processes or files, for tests of code that uses Sloplet.
 
 Everything happens in this Python process: files are in memory, commands are a small documented vocabulary
-(``programs()`` lists it), and it speaks the same wire as a real sandbox, so the whole library runs over it. It passes the conformance suite.
+(``programs()`` lists it), and it speaks the same wire as a real sandbox, so the whole library runs over it. It passes
+the conformance suite.
 It is never chosen by ``engine="auto"``, and it says of itself that nothing is isolated.
 
 Teach it commands::
