@@ -7,14 +7,22 @@ from typing import Any
 
 import click
 
-from .options import COMMAND_SETTINGS, Verb, command_line, env_options, environment, json_option, name_argument
+from .options import (
+    COMMAND_SETTINGS,
+    NamedCommandVerb,
+    command_line,
+    env_options,
+    environment,
+    json_option,
+    name_argument,
+)
 from .output import print_json
 from .run import execute, io_options
 
 
 @click.command(
     "exec",
-    cls=Verb,
+    cls=NamedCommandVerb,
     context_settings=COMMAND_SETTINGS,
     examples="""
     sloplet exec dev -- make test
@@ -34,8 +42,6 @@ from .run import execute, io_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def exec_(name: str, command: tuple[str, ...], **options: Any) -> int:
     """Run a command in a named sandbox. Input, output and the exit code pass through."""
-    if command[:1] == ("--",):  # the name stands before it, so click has not taken it
-        command = command[1:]
     argv = command_line(command, options["shell_text"])
     options["exec_env"] = environment(options["env"], options["env_files"])
     options["exec_user"] = options["user"]

@@ -47,8 +47,10 @@ async def _print(name: str, pid: int, follow: bool, tail: int | None, as_json: b
     if info is None:
         raise ProcessNotFound(f"the sandbox {name!r} has no command {pid}", hint=f"see `sloplet ps {name}`")
     # Lossy: someone who looks on must never hold the command up.
+    newest = await box.attach(pid, replay=False, lossy=True, text=False)
+    await newest.detach()
     process = await box.attach(pid, lossy=True, text=False, max_output=1)
-    kept = {1: info.stdout_size - process.offsets[0], 2: info.stderr_size - process.offsets[1]}
+    kept = {1: newest.offsets[0] - process.offsets[0], 2: newest.offsets[1] - process.offsets[1]}
     printer = _Printer(tail, as_json)
     pieces = process.__aiter__()
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..errors import SlopletError
+from ..errors import CommandNotFound, SlopletError
 from .output import EXIT_INTERRUPTED, EXIT_OURS, EXIT_PIPE, complain, exit_code_of, report_error
 from .streams import ensure_standard_fds
 
@@ -124,6 +124,8 @@ def invoke(words: list[str]) -> int:
         return EXIT_OURS
     except SlopletError as error:
         _debug()
+        if isinstance(error, CommandNotFound):
+            error.hint = "is it installed in the image? Shell text goes behind -c"
         report_error(error, as_json)
         return exit_code_of(error)
     except (KeyboardInterrupt, click.Abort):

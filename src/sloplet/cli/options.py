@@ -31,6 +31,26 @@ class Verb(click.Command):
                     formatter.write(f"  {line.strip()}\n" if line.strip() else "\n")
 
 
+class NamedCommandVerb(Verb):
+    """``NAME [OPTIONS] [--] COMMAND...``: options may stand on both sides of NAME, and end where the command begins."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before, words = self._split(ctx, args)
+        if words and "--" not in before:
+            after, command = self._split(ctx, words[1:])
+            options = after[:-1] if after[-1:] == ["--"] else after
+            args = [*before, *options, "--", words[0], *command]
+        return super().parse_args(ctx, args)
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """The options in front (with the ``--`` that ends them, if any), and the words from the first that is none."""
+        found, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        name, command = found.get("name"), found.get("command")
+        rest = command if isinstance(command, (tuple, list)) else ()  # click has a mark of its own for "not given"
+        words = [name, *rest] if isinstance(name, str) else []
+        return args[: len(args) - len(words)], words
+
+
 def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Several option decorators as one, in help order."""
 
