@@ -10,9 +10,10 @@ Names are imported when first used, so that ``import sloplet`` costs next to not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers know the name; importing typing would cost ten times all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from .controller import Event, SandboxInfo
     from .engines.base import Guarantee
     from .errors import SlopletError
