@@ -329,6 +329,24 @@ def test_one_damaged_record_does_not_hide_the_others(store: Store, text: str) ->
     assert [info.id for info in store.list()] == [good]
 
 
+def test_a_new_database_is_whole_or_not_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's close says nothing when it cannot move the WAL into the file; renaming then would lose the schema."""
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_is_whole", lambda path: False)
+        with pytest.raises(StateUnwritable, match="could not be completed"):
+            store.list()
+    assert [name for name in os.listdir(store.home.path) if name.startswith("state.db")] == []
+    connection = sqlite3.connect(store.home.path / "x.db")
+    connection.execute("PRAGMA journal_mode=WAL")
+    assert not database._is_whole(store.home.path / "x.db")
+    connection.execute(f"PRAGMA application_id={database.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version={len(database.MIGRATIONS)}")
+    assert not database._is_whole(store.home.path / "x.db"), "all of it is in the WAL"
+    connection.close()
+    assert database._is_whole(store.home.path / "x.db")
+    assert store.list() == []
+
+
 def test_busy_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     reserve(store, "dev")
     store.close()

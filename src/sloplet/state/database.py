@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from ..errors import StateBusy, StateCorrupt, StateError, StateUnwritable
 from .home import Home, unwritable
@@ -126,33 +127,60 @@ def _create(home: Home) -> None:
                 f"{home.database} is gone, but {leftover.name} with its last changes is there",
                 hint=f"put state.db back, or move {leftover} away to begin with an empty state",
             )
-        fresh = home.path / "state.db.new"
-        for name in ("state.db-wal", "state.db-shm", "state.db.new", "state.db.new-wal", "state.db.new-shm"):
-            with suppress(FileNotFoundError):
-                os.unlink(home.path / name)  # of a creation that was cut short, or empty
+        _clear(home, "state.db-wal", "state.db-shm", *_FRESH)  # empty, or of a creation that was cut short
         try:
-            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            connection = sqlite3.connect(fresh, timeout=BUSY_SECONDS, isolation_level=None)
-            try:
-                connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                _migrate(connection, 0)
-                connection.execute("COMMIT")
-            finally:
-                connection.close()  # moves the WAL into the file and fsyncs it
-            os.rename(fresh, home.database)
-            folder = os.open(home.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except sqlite3.Error as error:
-            raise translate(home, error) from error
-        except OSError as error:
-            raise unwritable(home.database, error) from error
+            _build(home.path / "state.db.new", home)
+        finally:
+            _clear(home, *_FRESH)
+    except sqlite3.Error as error:
+        raise translate(home, error) from error
+    except OSError as error:
+        raise unwritable(home.database, error) from error
     finally:
         lock.release()
+
+
+_FRESH = ("state.db.new", "state.db.new-wal", "state.db.new-shm")
+
+
+def _clear(home: Home, *names: str) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(home.path / name)
+
+
+def _build(fresh: Path, home: Home) -> None:
+    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    connection = sqlite3.connect(fresh, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        _migrate(connection, 0)
+        connection.execute("COMMIT")
+        # Closing does this too, but keeps quiet if it cannot.
+        busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    finally:
+        connection.close()
+    if busy or not _is_whole(fresh):
+        raise StateUnwritable(
+            f"cannot write {home.database}: the new database could not be completed", hint="try again"
+        )
+    os.rename(fresh, home.database)
+    folder = os.open(home.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all of a new database is in its one file: WAL mode, our schema, nothing left in a WAL beside it."""
+    header = path.read_bytes()[:100]  # https://www.sqlite.org/fileformat.html, section 1.3
+    version, application = int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big")
+    beside = path.with_name(path.name + "-wal")
+    whole = header[18:20] == b"\2\2" and (version, application) == (len(MIGRATIONS), APPLICATION_ID)
+    return whole and not (beside.exists() and beside.stat().st_size)
 
 
 def _damaged(home: Home, what: str) -> StateCorrupt:
