@@ -82,9 +82,7 @@ struct clone_args_ {
 /* loop devices */
 #define LOOP_CTL_GET_FREE_ 0x4C82
 #define LOOP_CONFIGURE_ 0x4C0A
-#define LOOP_SET_STATUS64_ 0x4C04
 #define LO_FLAGS_AUTOCLEAR_ 4u
-#define LO_FLAGS_DIRECT_IO_ 16u
 
 struct loop_info64_ {
     uint64_t lo_device;

@@ -14,12 +14,14 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/signalfd.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 /* The wire's end tells the agent to end; one that has not by then is killed. */
 #define GRACE_MS 2000
 #define REMOVE_TRIES 400
+#define MUCH (32u << 20)
 
 static void pause_ms(int ms) { poll(NULL, 0, ms); }
 
@@ -137,6 +139,15 @@ static void remove_cgroups(const struct plan *plan) {
         for (int tries = 0; tries < REMOVE_TRIES && rmdir(plan->remove[i]) < 0 && errno == EBUSY; tries++) pause_ms(1);
 }
 
+/* What was written dies here. Much of it: spare the host the flush (the kernel logs a line for that, so not always). */
+static void discard_scratch(int folder) {
+    struct statvfs usage;
+    uint32_t how = FS_SHUTDOWN_NOLOGFLUSH_;
+    if (folder < 0) return;
+    if (fstatvfs(folder, &usage) == 0 && (usage.f_blocks - usage.f_bfree) * usage.f_frsize > MUCH) ioctl(folder, FS_IOC_SHUTDOWN_, &how);
+    close(folder);
+}
+
 int supervise(struct launch *launch, int holder) {
     const struct plan *plan = &launch->plan;
     sigset_t set;
@@ -151,11 +162,7 @@ int supervise(struct launch *launch, int holder) {
     memset(&info, 0, sizeof info);
     while (waitid(P_PIDFD_, (id_t)launch->pidfd, &info, WEXITED) < 0 && errno == EINTR) {}
     if (!(plan->flags & PLAN_NAMESPACES)) end_orphans(plan);
-    if (launch->shutdown >= 0) { /* what was written dies here: spare the host the flush */
-        uint32_t how = FS_SHUTDOWN_NOLOGFLUSH_;
-        ioctl(launch->shutdown, FS_IOC_SHUTDOWN_, &how);
-        close(launch->shutdown);
-    }
+    discard_scratch(launch->shutdown);
     int oom = oom_kills(plan) > 0 ? END_OOM : 0;
     remove_cgroups(plan);
     if (stopped) return END_STOPPED | oom;

@@ -111,8 +111,8 @@ static int attach_loop(int file, char device[32]) {
             if (errno == EBUSY || errno == ENXIO) continue;
             fail("scratch", device, errno, "loop devices are needed for disk limits");
         }
-        /* Direct: the page cache holds a sandbox's data once, under the sandbox's own memory limit. */
-        struct loop_config_ config = {.fd = (uint32_t)file, .info = {.lo_flags = LO_FLAGS_AUTOCLEAR_ | LO_FLAGS_DIRECT_IO_}};
+        /* Not direct: the kernel would first write the fresh copy out to the disk. */
+        struct loop_config_ config = {.fd = (uint32_t)file, .info = {.lo_flags = LO_FLAGS_AUTOCLEAR_}};
         if (ioctl(loop, LOOP_CONFIGURE_, &config) == 0) {
             close(control);
             return loop;

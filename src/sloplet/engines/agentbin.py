@@ -24,7 +24,8 @@ def _stale(program: Path, sources: Path) -> bool:
 def _checkout() -> Path | None:
     """The root of the source checkout this package lies in, if it does."""
     root = _PACKAGE.parent.parent
-    return root if (root / "agent" / "proto.h").is_file() and (root / "scripts" / "compile_agent.py").is_file() else None
+    parts = (root / "agent" / "proto.h", root / "scripts" / "compile_agent.py")
+    return root if all(part.is_file() for part in parts) else None
 
 
 def _build(root: Path) -> None:

@@ -147,7 +147,8 @@ def _find_unified(files: Files, mounts: Mapping[str, tuple[str, str]], own: Mapp
         at = at.rpartition("/")[0]
     return Hierarchy(
         0,
-        reason="no cgroup is delegated to this user: run it as `systemd-run --user --scope -p Delegate=yes ...`, or as root",
+        reason="no cgroup is delegated to this user "
+        "(as root, or in `systemd-run --user --scope -p Delegate=yes ...`, there would be one)",
     )
 
 

@@ -15,9 +15,18 @@ from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, Start
 from .controls import Controls, Scratch, decide
 from .launcher import launch, try_plan
 from .machine import RANGES, Machine, machine
+from .plan import encode_steps, frame
 
 _SINGLE_USERS = frozenset({"agent", "1000", "1000:1000"})
-_SUBIDS = "install newuidmap (`apt-get install uidmap`) and give this user a range: `usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
+_SUBIDS = (
+    "install newuidmap (`apt-get install uidmap`) and give this user ids: "
+    "`usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
+)
+_USERNS = (
+    "allow user namespaces (`sysctl user.max_user_namespaces=65536`; on Debian also "
+    "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0), or run as root"
+)
+_KEPT_PLANS = 16
 
 
 class ContainerEngine:
@@ -31,6 +40,7 @@ class ContainerEngine:
         self._weaken = frozenset(weaken)
         self._facts = facts
         self._ranges: set[int] = set()  # ids in use by sandboxes of this process
+        self._fixed_part: dict[tuple[ResolvedImage, int], bytes] = {}
         unknown = self._weaken - jail.WEAKENABLE
         if unknown:
             raise ValueError(f"no such controls: {sorted(unknown)}")
@@ -75,13 +85,10 @@ class ContainerEngine:
         spec = SandboxSpec(limits=limits)
         decided = decide(spec, facts, "probe", namespaces=True)
         request = jail.JailRequest("probe", spec, ResolvedImage("host"), "/", os.getpid(), probe=True)
-        words = try_plan(jail.container_plan(request, facts, self._view, decided))
+        words = try_plan(frame(encode_steps(jail.container_plan(request, facts, self._view, decided))))
         if not words:
             return "", ""
-        fix = ""
-        if "namespaces" in words or "userns" in words:
-            fix = "allow user namespaces: `sysctl user.max_user_namespaces=65536 kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`, or run as root"
-        return words, fix
+        return words, _USERNS if words.startswith(("namespaces", "userns", "filesystem")) else ""
 
     def _details(self, facts: Machine) -> tuple[str, ...]:
         kinds = {
@@ -122,7 +129,9 @@ class ContainerEngine:
             raise UnsupportedOperation(f"engine 'container' cannot use an image of kind {request.image.kind!r}")
         user = request.spec.user
         if jail.mode(self.machine) == "single" and user not in _SINGLE_USERS:
-            raise UnsupportedOperation(f"user={user!r} is not possible here: there is one user inside, 'agent'", hint=_SUBIDS)
+            raise UnsupportedOperation(
+                f"user={user!r} is not possible here: there is one user inside, 'agent'", hint=_SUBIDS
+            )
         return decide(request.spec, self.machine, request.id, namespaces=True)
 
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
@@ -134,6 +143,18 @@ class ContainerEngine:
         number = next((n for i in range(RANGES) if (n := (start + i) % RANGES) not in self._ranges), start)
         self._ranges.add(number)
         return number
+
+    def _plan(self, request: jail.JailRequest, decided: Controls) -> bytes:
+        """The encoded plan. Its long part is kept: working it out costs as much as starting a process."""
+        key = (request.image, decided.limits.memory)
+        fixed = self._fixed_part.get(key)
+        if fixed is None:
+            fixed = encode_steps(jail.fixed_steps(request.image, self.machine, self._view, decided, self._weaken))
+            if len(self._fixed_part) >= _KEPT_PLANS:
+                self._fixed_part.clear()
+            self._fixed_part[key] = fixed
+        first = encode_steps(jail.first_steps(request, self.machine, decided))
+        return frame(first + fixed + encode_steps(jail.last_steps(request)))
 
     async def start(self, request: StartRequest) -> Instance:
         facts = self.machine
@@ -152,13 +173,13 @@ class ContainerEngine:
                 id_range=number,
                 weaken=self._weaken,
             )
-            steps = jail.container_plan(jailed, facts, self._view, decided)
+            plan = self._plan(jailed, decided)
             hello = jail.hello(jailed, facts, self._view)
         except BaseException:
             self._ranges.discard(number)
             raise
         guarantees = (*decided.guarantees, *self._fixed(facts))
-        return await launch(steps, hello, guarantees, facts.cgroup, group, lambda: self._ranges.discard(number))
+        return await launch(plan, hello, guarantees, facts.cgroup, group, lambda: self._ranges.discard(number))
 
     def reap(self, sandbox_id: str) -> None:
         cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)

@@ -6,7 +6,6 @@ The one place that decides what "enforced" means without cgroups. ``Controls`` h
 
 from __future__ import annotations
 
-
 import math
 import resource
 import zlib
@@ -19,14 +18,14 @@ from .cgroups import PIDS_EXTRA
 from .machine import Machine
 
 _MIB = 2**20
-_TMPFS_SHARE = 2  # a default disk in memory takes at most this part of the memory limit
+_TMPFS_SHARE = 2  # a disk kept in memory takes at most one part in this many of the memory limit
 _EXT4_LEAST = 8 * _MIB
 _RLIMIT_MSGQUEUE = 12
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where a sandbox's writes go. ``ext4``: a sparse file behind a loop device; ``tmpfs``: memory; ``folder``: the host's."""
+    """Where writes go. ``ext4``: a sparse file behind a loop device; ``tmpfs``: memory; ``folder``: the host's disk."""
 
     kind: str
     size: int
@@ -57,7 +56,8 @@ def fit(limits: Limits, machine: Machine) -> Limits:
     asked = limits.explicit
     if limits.memory > machine.memory and "memory" in asked:
         raise InvalidLimit(
-            f"memory={size_text(limits.memory)} is more than this host has", hint=f"the most is {machine.memory // _MIB}m"
+            f"memory={size_text(limits.memory)} is more than this host has",
+            hint=f"the most is {machine.memory // _MIB}m",
         )
     if limits.cpus > len(machine.cpus) and "cpus" in asked:
         raise InvalidLimit(f"cpus={limits.cpus:g} is more than this host has", hint=f"the most is {len(machine.cpus)}")
@@ -72,12 +72,14 @@ def fit(limits: Limits, machine: Machine) -> Limits:
 
 
 def choose_scratch(limits: Limits, machine: Machine) -> Scratch:
-    if machine.loop and machine.mkfs and machine.idmap and limits.disk >= _EXT4_LEAST:
-        return Scratch("ext4", limits.disk // _MIB * _MIB)
-    size = limits.disk
+    """Memory by default, which starts at once (docs/adr/0002); a disk of its own for whoever names a size that does not
+    fit into memory, where root can make one."""
+    fits = limits.memory // _TMPFS_SHARE
     if "disk" not in limits.explicit:
-        size = min(size, limits.memory // _TMPFS_SHARE)
-    return Scratch("tmpfs", size)
+        return Scratch("tmpfs", min(limits.disk, fits))
+    if limits.disk > fits and machine.loop and machine.mkfs and machine.idmap and limits.disk >= _EXT4_LEAST:
+        return Scratch("ext4", limits.disk // _MIB * _MIB)
+    return Scratch("tmpfs", limits.disk)
 
 
 def _cpus(limits: Limits, machine: Machine, sandbox_id: str) -> tuple[Guarantee, tuple[int, ...]]:
@@ -110,7 +112,7 @@ def _pids(limits: Limits, machine: Machine, *, namespaces: bool) -> tuple[Guaran
         how = f"cgroup v{machine.cgroup.version} pids (and {PIDS_EXTRA} more for the agent's own)"
         return Guarantee("pids", True, how, value), []
     if namespaces and machine.kernel >= (5, 14):
-        how = f"RLIMIT_NPROC in a user namespace of its own, for each user inside (and {PIDS_EXTRA} more for the agent's own)"
+        how = f"RLIMIT_NPROC in its own user namespace, each user inside (and {PIDS_EXTRA} more for the agent's own)"
         return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids + PIDS_EXTRA)]
     if machine.root:  # the process rung: a uid of its own, counted by itself
         how = f"RLIMIT_NPROC of a uid of its own (and {PIDS_EXTRA} more for the agent's own)"
@@ -170,4 +172,4 @@ def _advice(control: str, *, namespaces: bool) -> str:
         return "engine='container' can"
     if control == "open_files":
         return "raise the hard limit of the calling process, ask for less, or pass allow_weaker=True"
-    return "run as root or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or pass allow_weaker=True"
+    return "as root or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes) it can, or pass allow_weaker=True"

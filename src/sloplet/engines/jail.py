@@ -19,13 +19,15 @@ from .plan import Attr, Do, PlanFlag, Seccomp, Set, Step, TreeFlag, step
 
 _QUIET = Attr.NOSUID | Attr.NODEV
 _INERT = Attr.NOSUID | Attr.NODEV | Attr.NOEXEC
+_PLAIN = TreeFlag(0)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SCOPES = 3  # Landlock: abstract sockets and signals stay inside
 _OOM_SCORE = 500  # a host short of memory ends sandboxes before its own programs
 AGENT_UID = 1000
 
-#: What the agent keeps, in the sandbox's user namespace only: CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, SETPCAP.
+#: What the agent keeps, in the sandbox's user namespace only:
+#: CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, SETPCAP.
 AGENT_CAPS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8
 
 #: Controls that tests switch off one at a time, to prove that their probes would notice.
@@ -49,7 +51,7 @@ class JailRequest:
 
 
 def mode(machine: Machine) -> str:
-    """Who is inside: ``root`` a range of high ids, ``range`` the caller and his subordinate ids, ``single`` the caller only."""
+    """Who is inside: a range of high ids (root), the caller and his subordinate ids (range), the caller only (single)."""
     if machine.root:
         return "root"
     return "range" if machine.helpers else "single"
@@ -81,13 +83,14 @@ def id_maps(machine: Machine, id_range: int) -> list[Step]:
         text = f"0 {FIRST_RANGE + id_range * RANGE_SIZE} {RANGE_SIZE}\n"
         return [step(Set.UID_MAP, text), step(Set.GID_MAP, text), step(Set.IDENTITY, 0, 0)]
     if kind == "range":
-        assert machine.subuid and machine.subgid and machine.newuidmap and machine.newgidmap
+        assert machine.subuid is not None
+        assert machine.subgid is not None
         users, groups = machine.subuid, machine.subgid
         most = RANGE_SIZE - 1
         return [
             step(Set.UID_MAP, f"0 {machine.uid} 1\n1 {users[0]} {min(users[1], most)}\n"),
             step(Set.GID_MAP, f"0 {machine.gid} 1\n1 {groups[0]} {min(groups[1], most)}\n"),
-            step(Set.MAP_HELPERS, machine.newuidmap, machine.newgidmap),
+            step(Set.MAP_HELPERS, machine.newuidmap or "", machine.newgidmap or ""),
             step(Set.IDENTITY, 0, 0),
         ]
     return [
@@ -146,16 +149,16 @@ class _Mounts:
         self.steps: list[Step] = []
         self._slots = 1  # 0 is the scratch
 
-    def tree(self, source: str, attributes: int, bits: TreeFlag = TreeFlag(0)) -> int:
+    def tree(self, source: str, attributes: int, bits: TreeFlag = _PLAIN) -> int:
         slot, self._slots = self._slots, self._slots + 1
         self.trees.append(step(Do.TREE, slot, bits, attributes, source))
         return slot
 
     def layer(self, source: str) -> int:
-        bits = TreeFlag.IDMAP if self.machine.idmap else TreeFlag(0)
+        bits = TreeFlag.IDMAP if self.machine.idmap else _PLAIN
         return self.tree(source, self.quiet | Attr.RDONLY, bits)
 
-    def bind(self, source: str, path: str, attributes: int, bits: TreeFlag = TreeFlag(0)) -> None:
+    def bind(self, source: str, path: str, attributes: int, bits: TreeFlag = _PLAIN) -> None:
         self.steps.append(step(Do.MOUNT, self.tree(source, attributes, bits), path))
 
     def overlay(self, path: str, source: str) -> None:
@@ -178,7 +181,7 @@ def _host_part(mounts: _Mounts, part: host.Part, view: host.HostView) -> None:
         mounts.add(Do.MKDIR, 0o755, _inside(part.path).rpartition("/")[0])
         mounts.add(Do.FILE, part.mode, _inside(part.path), part.content)
     elif isinstance(part, host.Bind):
-        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else TreeFlag(0))
+        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else _PLAIN)
         mounts.bind(part.source, _inside(part.path), mounts.quiet | Attr.RDONLY, bits)
     else:
         _host_overlay(mounts, part.path, host.submounts(view, part.path))
@@ -192,29 +195,25 @@ def _host_overlay(mounts: _Mounts, path: str, submounts: tuple[str, ...]) -> Non
         return
     mounts.overlay(_inside(path), path)
     for point in submounts:
-        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else TreeFlag(0))
+        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else _PLAIN)
         mounts.bind(point, _inside(point), mounts.quiet | Attr.RDONLY, bits)
 
 
-def _image(mounts: _Mounts, request: JailRequest, view: host.HostView) -> None:
-    name = hostname(request.spec, request.id)
-    if request.image.kind == "host":
+def _image(mounts: _Mounts, image: ResolvedImage, view: host.HostView) -> None:
+    if image.kind == "host":
         mounts.add(Do.ROOT)
         made: set[Step] = set()
-        for part in host.layout(view, name):
+        for part in host.layout(view):
             before = len(mounts.steps)
             _host_part(mounts, part, view)
-            fresh = [item for item in mounts.steps[before:] if item.kind is not Do.MKDIR or item not in made]
+            fresh = [item for item in mounts.steps[before:] if item not in made]
             made.update(item for item in fresh if item.kind is Do.MKDIR)
             mounts.steps[before:] = fresh
         return
-    assert request.image.path is not None
-    mounts.overlay("", str(request.image.path))
+    assert image.path is not None
+    mounts.overlay("", str(image.path))
     for folder, bits in (("etc", 0o755), ("proc", 0o755), ("dev", 0o755), ("run", 0o755), ("tmp", 0o1777)):
         mounts.add(Do.MKDIR, bits, folder)
-    for part in host.identity_files(name, "/bin/sh"):
-        if isinstance(part, host.File) and part.path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
-            mounts.add(Do.FILE, part.mode, _inside(part.path), part.content)
 
 
 def _proc(mounts: _Mounts, machine: Machine, weaken: AbstractSet[str]) -> None:
@@ -244,18 +243,43 @@ def _dev(mounts: _Mounts, machine: Machine, controls: Controls) -> None:
         mounts.add(Do.SYMLINK, f"/proc/self/fd/{number}", "dev/" + name)
 
 
+def _quiet(weaken: AbstractSet[str]) -> Attr:
+    return Attr(0) if "nosuid" in weaken else _QUIET
+
+
+def fixed_steps(
+    image: ResolvedImage,
+    machine: Machine,
+    view: host.HostView,
+    controls: Controls,
+    weaken: AbstractSet[str] = frozenset(),
+) -> tuple[Step, ...]:
+    """The long part of a plan, the same for all sandboxes of an image, a machine and a memory limit."""
+    mounts = _Mounts(machine, _quiet(weaken))
+    mounts.add(Do.STAGE, 0)
+    _image(mounts, image, view)
+    _proc(mounts, machine, weaken)
+    _dev(mounts, machine, controls)
+    return (*mounts.trees, *mounts.steps)
+
+
+def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> tuple[Step, ...]:
+    """Settings and the scratch filesystem."""
+    scratch, attributes = controls.scratch, _quiet(request.weaken) | Attr.NOATIME
+    if scratch.kind == "ext4":
+        first = step(Do.EXT4, 0, attributes, request.template, request.place)
+    else:
+        first = step(Do.TMPFS, 0, attributes, f"mode=755,size={scratch.size},nr_inodes={scratch.inodes}")
+    return (*_settings(request, machine, controls), first)
+
+
+def last_steps(request: JailRequest) -> tuple[Step, ...]:
+    """The sandbox's own name, and the pivot."""
+    files = host.naming_files(hostname(request.spec, request.id))
+    return (*(step(Do.FILE, file.mode, _inside(file.path), file.content) for file in files), step(Do.PIVOT))
+
+
 def container_plan(request: JailRequest, machine: Machine, view: host.HostView, controls: Controls) -> tuple[Step, ...]:
     """The whole plan of a container sandbox."""
-    quiet = Attr(0) if "nosuid" in request.weaken else _QUIET
-    mounts = _Mounts(machine, quiet)
-    scratch = controls.scratch
-    if scratch.kind == "ext4":
-        first = step(Do.EXT4, 0, quiet | Attr.NOATIME, request.template, request.place)
-    else:
-        first = step(Do.TMPFS, 0, quiet | Attr.NOATIME, f"mode=755,size={scratch.size},nr_inodes={scratch.inodes}")
-    mounts.add(Do.STAGE, 0)
-    _image(mounts, request, view)
-    _proc(mounts, machine, request.weaken)
-    _dev(mounts, machine, controls)
-    mounts.add(Do.PIVOT)
-    return (*_settings(request, machine, controls), first, *mounts.trees, *mounts.steps)
+    fixed = fixed_steps(request.image, machine, view, controls, request.weaken)
+    return (*first_steps(request, machine, controls), *fixed, *last_steps(request))

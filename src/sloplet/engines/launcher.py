@@ -14,7 +14,7 @@ from ..errors import StartFailed
 from . import cgroups
 from .agentbin import agent_program
 from .base import Exit, Guarantee, HelloConfig, HostStats
-from .plan import End, Step, encode
+from .plan import End
 
 _PLAN_FD = 3
 _STATUS_LIMIT = 16384
@@ -30,15 +30,15 @@ class _Spawned:
     status_fd: int
 
 
-def _plan_file(steps: tuple[Step, ...]) -> int:
+def _plan_file(plan: bytes) -> int:
     fd = os.memfd_create("sloplet-plan", os.MFD_CLOEXEC)
-    data = memoryview(encode(steps))
+    data = memoryview(plan)
     while data:
         data = data[os.write(fd, data) :]
     return fd
 
 
-def _spawn(steps: tuple[Step, ...]) -> _Spawned:
+def _spawn(plan: bytes) -> _Spawned:
     """Start the launcher: wire on 0 and 1, its words on 2, the plan on 3. A session of its own, so that Ctrl-C in the
     user's terminal does not reach the sandbox. Raises OSError."""
     program = agent_program()
@@ -53,11 +53,11 @@ def _spawn(steps: tuple[Step, ...]) -> _Spawned:
         return fd
 
     try:
-        plan = keep(_plan_file(steps))
+        plan_fd = keep(_plan_file(plan))
         wire_in, write_fd = map(keep, os.pipe())
         read_fd, wire_out = map(keep, os.pipe())
         status_fd, status_out = map(keep, os.pipe())
-        moves = ((wire_in, 0), (wire_out, 1), (status_out, 2), (plan, _PLAN_FD))
+        moves = ((wire_in, 0), (wire_out, 1), (status_out, 2), (plan_fd, _PLAN_FD))
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in moves]
         pid = os.posix_spawn(program, ["sloplet-agent", "launch"], {}, file_actions=actions, setsid=True)
         try:
@@ -83,7 +83,12 @@ def _split(line: str) -> StartFailed:
 async def _readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
     try:
         await ready
     finally:
@@ -116,8 +121,7 @@ def describe_end(code: int, oom_seen: bool) -> Exit:
         return Exit("it was stopped", oom)
     if kind >= End.SIGNAL:
         number = kind - End.SIGNAL
-        why = "its memory limit was reached and its agent was killed" if oom else f"its agent was killed by signal {number}"
-        return Exit(why, oom)
+        return Exit(f"its agent was killed by signal {number}{' (out of memory)' if oom else ''}", oom)
     return Exit("its agent failed", oom)
 
 
@@ -231,7 +235,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 async def launch(
-    steps: tuple[Step, ...],
+    plan: bytes,
     hello: HelloConfig,
     guarantees: tuple[Guarantee, ...],
     hierarchy: cgroups.Hierarchy,
@@ -245,11 +249,13 @@ async def launch(
         released()
         raise StartFailed(f"the sandbox's cgroup cannot be made: {error}") from error
     try:
-        spawned = _spawn(steps)
+        spawned = _spawn(plan)
     except OSError as error:
         cgroups.remove(group.folders)
         released()
-        raise StartFailed(f"the launcher cannot be started: {error}", hint="too many open files or processes?") from error
+        raise StartFailed(
+            f"the launcher cannot be started: {error}", hint="are too many files or processes open?"
+        ) from error
     instance = Jailed(spawned, hello, guarantees, group, released)
     try:
         await instance.started(spawned.status_fd)
@@ -263,10 +269,10 @@ async def launch(
     return instance
 
 
-def try_plan(steps: tuple[Step, ...]) -> str:
+def try_plan(plan: bytes) -> str:
     """Run a plan with the PROBE flag. Empty if it works, else the launcher's words. Milliseconds, synchronous."""
     try:
-        spawned = _spawn(steps)
+        spawned = _spawn(plan)
     except OSError as error:
         return f"the launcher cannot be started: {error}"
     try:

@@ -100,7 +100,7 @@ def _read(path: str) -> str:
 def _has_admin(status: str) -> bool:
     match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     wanted = 1 << 21 | 1 << 6 | 1 << 7 | 1 << 0  # SYS_ADMIN, SETGID, SETUID, CHOWN
-    return bool(match) and int(match[1], 16) & wanted == wanted
+    return match is not None and int(match[1], 16) & wanted == wanted
 
 
 def _user_name(uid: int) -> str:
@@ -118,9 +118,8 @@ def _landlock_abi() -> int:
     try:
         with os.fdopen(read, "rb") as answer:
             try:
-                pid = os.posix_spawn(
-                    agent_program(), ["sloplet-agent", "launch", "facts"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)]
-                )
+                argv = ["sloplet-agent", "launch", "facts"]
+                pid = os.posix_spawn(agent_program(), argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
             finally:
                 os.close(write)
             text = answer.read(256).decode("ascii", "replace")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -119,8 +120,10 @@ def _encode_step(item: Step) -> bytes:
     return struct.pack("<II", item.kind, len(body)) + body
 
 
-def encode(steps: tuple[Step, ...]) -> bytes:
-    """The plan as the launcher reads it: settings first, whatever order they come in."""
-    ordered = sorted(steps, key=lambda item: isinstance(item.kind, Do))
-    body = b"".join(map(_encode_step, ordered))
+def encode_steps(steps: Iterable[Step]) -> bytes:
+    return b"".join(map(_encode_step, steps))
+
+
+def frame(body: bytes) -> bytes:
+    """A plan out of encoded steps. All settings come before all steps."""
     return struct.pack("<II", MAGIC, len(body) + 8) + body

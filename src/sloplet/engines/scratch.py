@@ -1,4 +1,4 @@
-"""Formatted ext4 images that scratch filesystems start as copies of: one file per size, made once, kept in the cache."""
+"""Formatted ext4 images that scratch filesystems start as copies of: one per size, made once, kept in the cache."""
 
 from __future__ import annotations
 

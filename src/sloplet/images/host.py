@@ -190,22 +190,31 @@ def _etc_parts(view: HostView) -> list[Part]:
     return parts
 
 
-def identity_files(hostname: str, shell: str) -> list[Part]:
-    """The generated part of /etc: users, names, no resolver."""
+def identity_files(shell: str) -> list[Part]:
+    """The generated part of /etc that is the same for all: users, how names are looked up, no resolver."""
     passwd = (
-        "root:x:0:0:root:/root:{0}\n"
+        f"root:x:0:0:root:/root:{shell}\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-        "agent:x:1000:1000:agent:/home/agent:{0}\n"
-    ).format(shell)
+        f"agent:x:1000:1000:agent:/home/agent:{shell}\n"
+    )
     group = "root:x:0:\ntty:x:5:\nnogroup:x:65534:\nagent:x:1000:\n"
-    hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
     nsswitch = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"
-    texts = {"passwd": passwd, "group": group, "hosts": hosts, "hostname": hostname + "\n", "nsswitch.conf": nsswitch}
+    texts = {"passwd": passwd, "group": group, "nsswitch.conf": nsswitch}
     files: list[Part] = [File("/etc/" + name, text.encode()) for name, text in texts.items()]
-    return [*files, File("/etc/resolv.conf", b""), Link("/etc/mtab", "/proc/self/mounts")]
+    return [*files, Link("/etc/mtab", "/proc/self/mounts")]
 
 
-def layout(view: HostView, hostname: str) -> list[Part]:
+def naming_files(hostname: str) -> list[File]:
+    """Those that every sandbox gets whatever its image holds: its own name, and no resolver."""
+    hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
+    return [
+        File("/etc/hosts", hosts.encode()),
+        File("/etc/hostname", hostname.encode() + b"\n"),
+        File("/etc/resolv.conf", b""),
+    ]
+
+
+def layout(view: HostView) -> list[Part]:
     """The root of a sandbox with ``image="host"``, without /dev and /proc. Folders before what lies in them."""
     shell = "/bin/bash" if "/bin/bash" in view.entries else "/bin/sh"
     folders: list[Part] = [
@@ -213,7 +222,7 @@ def layout(view: HostView, hostname: str) -> list[Part]:
     ]
     folders += [Folder("/var/" + name) for name in ("cache", "lib", "log")]
     folders += [Folder("/var/tmp", 0o1777), Folder("/tmp", 0o1777), Folder("/root", 0o700), Link("/var/run", "/run")]
-    parts = [*folders, *_system_parts(view), *identity_files(hostname, shell), *_etc_parts(view)]
+    parts = [*folders, *_system_parts(view), *identity_files(shell), *_etc_parts(view)]
     for part in interpreter_parts(view):
         if isinstance(part, Overlay):
             # its parents must be passable for everybody inside, and hold nothing else
