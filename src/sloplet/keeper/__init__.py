@@ -38,6 +38,12 @@ def log_path(home: Home) -> Path:
     return home.run / "keeper.log"
 
 
+def unreachable(path: Path, error: OSError) -> KeeperError:
+    return KeeperError(
+        f"the keeper's socket {path} cannot be used: {error.strerror}", hint="whose is it, and which are its modes?"
+    )
+
+
 def to_body(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 

@@ -24,7 +24,6 @@ from ..wire.mux import HostStream
 from ..wire.schema import MAX_OPEN, Op, Tag
 from . import LEAVING, from_body, to_body
 from .connection import HELLO_TIMEOUT, Connection, connect
-from .launch import start
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -181,6 +180,8 @@ class KeeperClient:
                 continue
             if not self._start:
                 raise KeeperError("no keeper runs", hint="`sloplet create` starts one")
+            from .launch import start
+
             await asyncio.get_running_loop().run_in_executor(None, start, self.home)
         raise KeeperError("the keeper leaves as soon as it has started", hint="see its log in SLOPLET_HOME/run")
 

@@ -15,8 +15,7 @@ from ..errors import KeeperError, ProtocolError, SandboxDead, SlopletError
 from ..wire.fields import Fields
 from ..wire.mux import HostMux, HostStream
 from ..wire.schema import Tag
-from . import error_of
-from .launch import unreachable
+from . import error_of, unreachable
 
 HELLO_TIMEOUT = 10.0
 _UCRED = struct.Struct("3i")

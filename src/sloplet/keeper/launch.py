@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import KeeperError, from_dict
 from ..state.home import Home, unwritable
 from ..state.locks import FileLock
-from . import log_path, start_lock
+from . import log_path, start_lock, unreachable
 
 START_TIMEOUT = 30.0
 MAX_LOG = 1 << 20
@@ -57,12 +57,6 @@ def listens(path: Path) -> bool:
         except OSError as error:
             raise unreachable(path, error) from error
     return True
-
-
-def unreachable(path: Path, error: OSError) -> KeeperError:
-    return KeeperError(
-        f"the keeper's socket {path} cannot be used: {error.strerror}", hint="whose is it, and which are its modes?"
-    )
 
 
 def environment(source: Mapping[str, str], home: Home) -> dict[str, str]:
