@@ -248,6 +248,7 @@ int launch_main(int argc, char **argv) {
     }
     send_slots();
     await_ready(child);
+    hold_signals(); /* before "ok": from then on the holder may ask for the end, and that must not kill us unreaped */
     close(launch.sync);
     char line[32];
     int size = snprintf(line, sizeof line, "ok %d\n", child);

@@ -170,6 +170,7 @@ void landlock_enforce(int ruleset);
 void seccomp_install(uint64_t bits);
 
 /* supervise.c */
+void hold_signals(void);
 int supervise(struct launch *launch, int holder);
 
 #endif

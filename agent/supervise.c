@@ -148,14 +148,24 @@ static void discard_scratch(int folder) {
     close(folder);
 }
 
-int supervise(struct launch *launch, int holder) {
-    const struct plan *plan = &launch->plan;
+static sigset_t requests(void) {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGHUP);
+    return set;
+}
+
+/* Keep requests to end until supervise() reads them. */
+void hold_signals(void) {
+    sigset_t set = requests();
     sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
+int supervise(struct launch *launch, int holder) {
+    const struct plan *plan = &launch->plan;
+    sigset_t set = requests();
     int signals = signalfd(-1, &set, SFD_CLOEXEC);
     int stopped = watch(launch, holder, signals);
     siginfo_t info;
