@@ -11,6 +11,7 @@ import os
 import queue
 import select
 import stat
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -28,6 +29,11 @@ def ensure_standard_fds() -> None:
             if opened != fd:  # pragma: no cover - the lowest free number is fd, by POSIX
                 os.dup2(opened, fd)
                 os.close(opened)
+    # Python has no object for an fd that was closed when it started.
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
 
 
 async def read_chunks(fd: int) -> AsyncIterator[bytes]:
