@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -182,14 +184,17 @@ def _files(home: Path | None) -> Counter[str]:
     return found
 
 
+_LIST = """
+import sys
+from sloplet.state.home import Home
+from sloplet.state.store import Store
+print(*(info.id for info in Store(Home(sys.argv[1])).list()))
+"""
+
+
 def _records(home: Path | None) -> Counter[str]:
+    """Asked by another process: closing a second connection here would leave SQLite a descriptor of ours open."""
     if home is None or not (home / "state.db").exists():
         return Counter()
-    from ..state.home import Home
-    from ..state.store import Store
-
-    store = Store(Home(home))
-    try:
-        return Counter(info.id for info in store.list())
-    finally:
-        store.close()
+    asked = subprocess.run([sys.executable, "-c", _LIST, str(home)], check=True, capture_output=True, text=True)
+    return Counter(asked.stdout.split())
