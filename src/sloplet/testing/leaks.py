@@ -88,13 +88,19 @@ def diff(before: Snapshot, after: Snapshot) -> list[str]:
     return lines
 
 
-def settled(before: Snapshot, home: str | os.PathLike[str] | None = None, *, within: float = 5.0) -> list[str]:
+def settled(
+    before: Snapshot, home: str | os.PathLike[str] | None = None, *, bury: bool = False, within: float = 5.0
+) -> list[str]:
     """The difference to ``before`` once it is empty, or as it is after ``within`` seconds: the kernel takes a moment
-    to remove a cgroup or a namespace whose last process has just ended."""
+    to remove a cgroup or a namespace whose last process has just ended. ``bury``: wait for orphans, as init would."""
     give_up = time.monotonic() + within
-    while (found := diff(before, snapshot(home))) and time.monotonic() < give_up:
+    while True:
+        if bury:
+            bury_orphans()
+        found = diff(before, snapshot(home))
+        if not found or time.monotonic() > give_up:
+            return found
         time.sleep(0.02)
-    return found
 
 
 def _state(pid: int) -> str:
