@@ -179,16 +179,6 @@ static void open_joins(const struct plan *plan) {
     }
 }
 
-static void raise_oom_score(int child) {
-    char path[64], text[16];
-    snprintf(path, sizeof path, "/proc/%d/oom_score_adj", child);
-    int size = snprintf(text, sizeof text, "%d", (int)launch.plan.oom_score);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    if (write(fd, text, (size_t)size) < 0) { /* a preference, not a control */ }
-    close(fd);
-}
-
 static int open_holder(const struct plan *plan) {
     int holder = (int)syscall(NR_pidfd_open, (int)plan->holder, 0);
     if (holder < 0 || getppid() != (int)plan->holder) fail("start", "the holder is gone", ESRCH, "");
@@ -236,7 +226,6 @@ int launch_main(int argc, char **argv) {
     close(pair[1]);
     launch.sync = pair[0];
     for (int i = 0; i < plan->joins; i++) close(join_fd[i]);
-    if (plan->has_oom_score) raise_oom_score(child);
     if (plan->flags & PLAN_NAMESPACES) {
         write_id_maps(plan, child);
         send(launch.sync, "", 1, MSG_NOSIGNAL);

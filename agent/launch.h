@@ -44,8 +44,7 @@ enum {
     SET_SECCOMP = 14,      /* u64 SECCOMP_* bits */
     SET_LANDLOCK = 15,     /* u64 handled filesystem rights, u64 handled network rights, u64 scopes */
     SET_CPUS = 16,         /* u64 mask of the first 64 cpus */
-    SET_NICE_OOM = 17,     /* u64 oom_score_adj of the sandbox */
-    SET_DROP_TO = 18,      /* u64 uid, u64 gid: process rung as root: become this on the host */
+    SET_DROP_TO = 17,      /* u64 uid, u64 gid: process rung as root: become this on the host */
 
     STEP_TREE = 64,     /* u64 slot, u64 TREE_* bits, u64 attributes, text host path */
     STEP_TMPFS = 65,    /* u64 slot, u64 attributes, text options */
@@ -71,10 +70,9 @@ enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
 
 enum {
     SECCOMP_ON = 1,
-    SECCOMP_NO_SOCKETS = 2, /* process rung: no socket() at all */
-    SECCOMP_NO_PTRACE = 4,  /* process rung: and no process_vm_x */
-    SECCOMP_NO_AFFINITY = 8, /* cpus= is enforced by affinity: it must not be widened again */
-    SECCOMP_NO_IPC = 16      /* process rung: System V and POSIX queues are the host's there */
+    SECCOMP_BARE = 2,        /* process rung: no sockets, no tracing, no IPC, and of processes only one's own self */
+    SECCOMP_NO_METADATA = 4, /* process rung under the caller's uid: Landlock does not guard modes, owners, times */
+    SECCOMP_NO_AFFINITY = 8  /* cpus= is enforced by affinity: it must not be widened again */
 };
 
 struct reader {
@@ -89,8 +87,7 @@ struct text {
 struct plan {
     uint64_t flags, holder, caps, seccomp, cpus;
     uint64_t landlock_fs, landlock_net, landlock_scope;
-    int has_landlock, has_oom_score, has_drop;
-    int64_t oom_score;
+    int has_landlock, has_drop;
     uint32_t uid, gid, drop_uid, drop_gid;
     const char *uid_map, *gid_map, *newuidmap, *newgidmap, *hostname;
     const char *join[MAX_CGROUPS], *into, *remove[MAX_CGROUPS];

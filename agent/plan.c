@@ -98,10 +98,6 @@ static void setting(struct plan *plan, struct step *step) {
         plan->landlock_scope = arg_u64(args);
         break;
     case SET_CPUS: plan->cpus = arg_u64(args); break;
-    case SET_NICE_OOM:
-        plan->has_oom_score = 1;
-        plan->oom_score = (int64_t)arg_u64(args);
-        break;
     case SET_DROP_TO:
         plan->has_drop = 1;
         plan->drop_uid = (uint32_t)arg_u64(args);

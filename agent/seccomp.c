@@ -158,6 +158,27 @@ static void build_handlers(void) {
     ret_if(67, RET_ERRNO(EPERM)); /* PR_SET_MEMORY_MERGE: page merging tells neighbours apart */
     ret(RET_ALLOW);
 
+    handler[VERDICT_ONLY_SELF] = (uint16_t)size;
+    load(ARG(0));
+    ret_if(0, RET_ALLOW);
+    ret(RET_ERRNO(EPERM));
+
+    for (unsigned which = 0; which < 2; which++) {
+        handler[which ? VERDICT_IOPRIO : VERDICT_PRIORITY] = (uint16_t)size;
+        load(ARG(0));
+        emit(JEQ, which, 0, 2);
+        load(ARG(1));
+        ret_if(0, RET_ALLOW);
+        ret(RET_ERRNO(EPERM));
+    }
+
+    handler[VERDICT_UTIMENSAT] = (uint16_t)size; /* a null path, both halves of the pointer */
+    load(ARG(1));
+    emit(JEQ, 0, 0, 2);
+    load(ARG(1) + 4);
+    ret_if(0, RET_ALLOW);
+    ret(RET_ERRNO(EPERM));
+
     for (unsigned at = 0; at < 2; at++) {
         handler[at ? VERDICT_MKNODAT : VERDICT_MKNOD] = (uint16_t)size;
         load(ARG(1 + at));

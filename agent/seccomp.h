@@ -22,6 +22,10 @@ enum verdict {
     VERDICT_MKNOD,
     VERDICT_MKNODAT,
     VERDICT_NO_SOCKET, /* EACCES */
+    VERDICT_ONLY_SELF, /* the first argument is a pid: 0 only */
+    VERDICT_PRIORITY,  /* setpriority: PRIO_PROCESS, 0 */
+    VERDICT_IOPRIO,    /* ioprio_set: IOPRIO_WHO_PROCESS, 0 */
+    VERDICT_UTIMENSAT, /* of an open file only */
     VERDICT_COUNT,
 };
 

@@ -26,12 +26,12 @@ static const uint16_t allowed[] = {
     N(lseek), N(lsetxattr), N(madvise), N(mbind), N(membarrier), N(memfd_create), N(mincore), N(mkdirat), N(mlock),
     N(mlock2), N(mlockall), N(mmap), N(mprotect), N(mremap), N(msync), N(munlock), N(munlockall), N(munmap),
     N(nanosleep), N(openat), N(pipe2), N(pkey_alloc), N(pkey_free), N(pkey_mprotect), N(ppoll), N(pread64), N(preadv),
-    N(preadv2), N(prlimit64), N(pselect6), N(pwrite64), N(pwritev), N(pwritev2), N(read), N(readahead), N(readlinkat),
+    N(preadv2), N(pselect6), N(pwrite64), N(pwritev), N(pwritev2), N(read), N(readahead), N(readlinkat),
     N(readv), N(recvfrom), N(recvmmsg), N(recvmsg), N(removexattr), N(renameat), N(renameat2), N(restart_syscall),
     N(rt_sigaction), N(rt_sigpending), N(rt_sigprocmask), N(rt_sigqueueinfo), N(rt_sigreturn), N(rt_sigsuspend),
     N(rt_sigtimedwait), N(rt_tgsigqueueinfo), N(sched_get_priority_max), N(sched_get_priority_min),
     N(sched_getaffinity), N(sched_getattr), N(sched_getparam), N(sched_getscheduler), N(sched_rr_get_interval),
-    N(sched_setattr), N(sched_setparam), N(sched_setscheduler), N(sched_yield), N(seccomp), N(sendfile), N(sendmmsg),
+    N(sched_yield), N(seccomp), N(sendfile), N(sendmmsg),
     N(sendmsg), N(sendto), N(setfsgid), N(setfsuid), N(setgid), N(setgroups), N(setitimer), N(setpgid), N(setpriority),
     N(setregid), N(setresgid), N(setresuid), N(setreuid), N(setrlimit), N(set_mempolicy), N(set_robust_list),
     N(setsid), N(setsockopt), N(set_tid_address), N(setuid), N(setxattr), N(shutdown), N(sigaltstack), N(signalfd4),
@@ -63,6 +63,20 @@ static const uint16_t ipc[] = {
     N(shmdt), N(shmget), N(mq_getsetattr), N(mq_notify), N(mq_open), N(mq_timedreceive), N(mq_timedsend), N(mq_unlink),
 };
 
+/* They name another process; on the process rung the caller's own others are within reach. */
+static const uint16_t of_pid[] = {
+    N(prlimit64), N(sched_setattr), N(sched_setparam), N(sched_setscheduler), N(sched_setaffinity),
+};
+
+/* Landlock lets these through on any path. */
+static const uint16_t metadata[] = {
+    N(fchmod), N(fchmodat), N(fchown), N(fchownat), N(fremovexattr), N(fsetxattr), N(lremovexattr), N(lsetxattr),
+    N(removexattr), N(setxattr), N(truncate), 452 /* fchmodat2 */,
+#ifdef __x86_64__
+    N(chmod), N(chown), N(futimesat), N(lchown), N(utime), N(utimes),
+#endif
+};
+
 static const uint16_t tracing[] = {N(ptrace), N(process_vm_readv), N(process_vm_writev)};
 
 static const uint16_t refused[] = {
@@ -90,10 +104,20 @@ static void mark(uint8_t *table, const uint16_t *numbers, size_t count, enum ver
 void seccomp_verdicts(uint8_t table[SYSCALL_COUNT], uint64_t bits) {
     MARK(table, allowed, VERDICT_ALLOW);
     MARK(table, refused, VERDICT_REFUSE);
-    MARK(table, tracing, bits & SECCOMP_NO_PTRACE ? VERDICT_REFUSE : VERDICT_ALLOW);
-    MARK(table, ipc, bits & SECCOMP_NO_IPC ? VERDICT_REFUSE : VERDICT_ALLOW);
-    table[SYS_sched_setaffinity] = bits & SECCOMP_NO_AFFINITY ? VERDICT_REFUSE : VERDICT_ALLOW;
-    table[SYS_socket] = bits & SECCOMP_NO_SOCKETS ? VERDICT_NO_SOCKET : VERDICT_SOCKET;
+    int bare = (bits & SECCOMP_BARE) != 0;
+    MARK(table, tracing, bare ? VERDICT_REFUSE : VERDICT_ALLOW);
+    MARK(table, ipc, bare ? VERDICT_REFUSE : VERDICT_ALLOW);
+    MARK(table, of_pid, bare ? VERDICT_ONLY_SELF : VERDICT_ALLOW);
+    if (bits & SECCOMP_NO_AFFINITY) table[SYS_sched_setaffinity] = VERDICT_REFUSE;
+    if (bits & SECCOMP_NO_METADATA) {
+        MARK(table, metadata, VERDICT_REFUSE);
+        table[SYS_utimensat] = VERDICT_UTIMENSAT;
+    }
+    if (bare) {
+        table[SYS_setpriority] = VERDICT_PRIORITY;
+        table[SYS_ioprio_set] = VERDICT_IOPRIO;
+    }
+    table[SYS_socket] = bare ? VERDICT_NO_SOCKET : VERDICT_SOCKET;
     table[SYS_socketpair] = VERDICT_SOCKETPAIR;
     table[SYS_clone] = VERDICT_CLONE;
     table[SYS_unshare] = VERDICT_UNSHARE;

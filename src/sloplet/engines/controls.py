@@ -172,4 +172,4 @@ def _advice(control: str, *, namespaces: bool) -> str:
         return "engine='container' can"
     if control == "open_files":
         return "raise the hard limit of the calling process, ask for less, or pass allow_weaker=True"
-    return "as root or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes) it can, or pass allow_weaker=True"
+    return "root, or a delegated cgroup (systemd-run --user --scope -p Delegate=yes), can; or pass allow_weaker=True"

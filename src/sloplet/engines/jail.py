@@ -23,7 +23,6 @@ _PLAIN = TreeFlag(0)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SCOPES = 3  # Landlock: abstract sockets and signals stay inside
-_OOM_SCORE = 500  # a host short of memory ends sandboxes before its own programs
 AGENT_UID = 1000
 
 #: What the agent keeps, in the sandbox's user namespace only:
@@ -51,7 +50,7 @@ class JailRequest:
 
 
 def mode(machine: Machine) -> str:
-    """Who is inside: a range of high ids (root), the caller and his subordinate ids (range), the caller only (single)."""
+    """Who is inside: a range of high ids (root), the caller and his subordinate ids (range), the caller (single)."""
     if machine.root:
         return "root"
     return "range" if machine.helpers else "single"
@@ -102,7 +101,7 @@ def id_maps(machine: Machine, id_range: int) -> list[Step]:
 
 def common_settings(request: JailRequest, controls: Controls) -> list[Step]:
     """Settings that both rungs share: the holder, cgroups, rlimits."""
-    settings = [step(Set.HOLDER, request.holder), step(Set.NICE_OOM, _OOM_SCORE)]
+    settings = [step(Set.HOLDER, request.holder)]
     if "cgroup" not in request.weaken:
         settings += [step(Set.CGROUP_JOIN, path) for path in request.group.join]
         if request.group.into:
@@ -235,7 +234,7 @@ def _dev(mounts: _Mounts, machine: Machine, controls: Controls) -> None:
         mounts.bind("/dev/" + name, "dev/" + name, Attr.NOSUID | Attr.NOEXEC)
     terminals = "ptmxmode=0666,mode=0620" + (",gid=5" if mode(machine) != "single" else "")
     mounts.add(Do.FS, Attr.NOSUID | Attr.NOEXEC, "devpts", terminals, "dev/pts")
-    shared = controls.limits.memory // 2 if machine.cgroup.enforces("memory") else 64 * 2**20
+    shared = controls.limits.memory // 4 if machine.cgroup.enforces("memory") else 64 * 2**20
     mounts.add(Do.FS, _QUIET, "tmpfs", f"mode=1777,size={shared},nr_inodes=16384", "dev/shm")
     for target, link in (("pts/ptmx", "ptmx"), ("/proc/self/fd", "fd")):
         mounts.add(Do.SYMLINK, target, "dev/" + link)

@@ -135,6 +135,7 @@ class Jailed:
         guarantees: tuple[Guarantee, ...],
         group: cgroups.GroupPlan,
         released: Callable[[], None],
+        cleaned: Callable[[], None],
     ) -> None:
         self.read_fd = spawned.read_fd
         self.write_fd = spawned.write_fd
@@ -145,6 +146,7 @@ class Jailed:
         self._agent = 0
         self._group = group
         self._released = released
+        self._cleaned = cleaned
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Exit] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._on_end)
@@ -208,6 +210,7 @@ class Jailed:
 
     def cleanup(self) -> None:
         cgroups.remove(self._group.folders, seconds=_CLEANUP_SECONDS)
+        self._cleaned()
 
     def oom_kills(self) -> int | None:
         return cgroups.oom_kills(self._group)
@@ -241,22 +244,26 @@ async def launch(
     hierarchy: cgroups.Hierarchy,
     group: cgroups.GroupPlan,
     released: Callable[[], None] = lambda: None,
+    cleaned: Callable[[], None] = lambda: None,
 ) -> Jailed:
-    """Make the cgroups, start the launcher and wait until the agent serves. Leaves nothing behind when it fails."""
+    """Make the cgroups, start the launcher and wait until the agent serves. ``released`` is called when it has ended,
+    ``cleaned`` by ``cleanup``; both when it fails, which leaves nothing behind."""
     try:
         cgroups.make(hierarchy, group)
     except OSError as error:
         released()
+        cleaned()
         raise StartFailed(f"the sandbox's cgroup cannot be made: {error}") from error
     try:
         spawned = _spawn(plan)
     except OSError as error:
         cgroups.remove(group.folders)
         released()
+        cleaned()
         raise StartFailed(
             f"the launcher cannot be started: {error}", hint="are too many files or processes open?"
         ) from error
-    instance = Jailed(spawned, hello, guarantees, group, released)
+    instance = Jailed(spawned, hello, guarantees, group, released, cleaned)
     try:
         await instance.started(spawned.status_fd)
     except BaseException:

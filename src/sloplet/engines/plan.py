@@ -29,8 +29,7 @@ class Set(IntEnum):
     SECCOMP = 14
     LANDLOCK = 15
     CPUS = 16
-    NICE_OOM = 17
-    DROP_TO = 18
+    DROP_TO = 17
 
 
 class Do(IntEnum):
@@ -69,10 +68,9 @@ class TreeFlag(IntFlag):
 
 class Seccomp(IntFlag):
     ON = 1
-    NO_SOCKETS = 2
-    NO_PTRACE = 4
+    BARE = 2
+    NO_METADATA = 4
     NO_AFFINITY = 8
-    NO_IPC = 16
 
 
 class Attr(IntFlag):

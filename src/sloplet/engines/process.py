@@ -1,0 +1,199 @@
+"""The process rung: what is left where user namespaces are not to be had. Weaker, quick, and honest about it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+
+from ..errors import EngineUnavailable, StartFailed, UnsupportedOperation
+from ..fs import remove_tree
+from ..images import host
+from ..spec import SandboxSpec
+from . import cgroups, confine
+from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest
+from .controls import Controls, decide
+from .jail import JailRequest
+from .launcher import launch, try_plan
+from .machine import RANGES, Machine, machine
+from .plan import encode_steps, frame
+
+_WEAKENABLE = frozenset({"seccomp", "landlock", "cgroup"})
+_DEFAULT_WORKDIR = "/workspace"
+
+
+class ProcessEngine:
+    """Constructed once per runtime. ``weaken`` is for tests alone, as in ContainerEngine."""
+
+    name = "process"
+    rung = "process"
+
+    def __init__(self, *, weaken: Iterable[str] = (), facts: Machine | None = None) -> None:
+        self._weaken = frozenset(weaken)
+        self._facts = facts
+        self._ranges: set[int] = set()
+        if self._weaken - _WEAKENABLE:
+            raise ValueError(f"no such controls: {sorted(self._weaken - _WEAKENABLE)}")
+
+    @property
+    def machine(self) -> Machine:
+        return self._facts or machine()
+
+    @cached_property
+    def _view(self) -> host.HostView:
+        return host.look()
+
+    @cached_property
+    def _probe(self) -> Probe:
+        facts = self.machine
+        decided = decide(SandboxSpec(), facts, "probe", namespaces=False)
+        controls = {item.control: item.how for item in (*decided.guarantees, *self._fixed(facts)) if item.enforced}
+        capabilities = Capabilities(images=frozenset({"host"}), controls=controls)
+        reason, fix = self._trouble(facts, decided)
+        more = "" if facts.landlock_abi >= 6 else " (6 guards signals too)"
+        details = (f"Landlock ABI {facts.landlock_abi}{more}",)
+        return Probe(self.name, self.rung, not reason, reason, fix, details, capabilities)
+
+    def probe(self) -> Probe:
+        return self._probe
+
+    def _trouble(self, facts: Machine, decided: Controls) -> tuple[str, str]:
+        if facts.landlock_abi < 1:
+            return "this kernel has no Landlock, or it is off", "boot Linux 5.13 or newer with `lsm=landlock,...`"
+        if facts.arch not in ("x86_64", "aarch64"):
+            return f"the system call filter does not know {facts.arch}", ""
+        if not facts.seccomp:
+            return "this kernel has no seccomp filters", ""
+        with tempfile.TemporaryDirectory(prefix="sloplet-probe-") as top:
+            folders = _make_folders(top, confine.own_uid(facts, 0))
+            request = JailRequest("probe", SandboxSpec(), ResolvedImage("host"), top, os.getpid(), probe=True)
+            plan = confine.process_plan(request, facts, self._view, decided, folders)
+            return try_plan(frame(encode_steps(plan))), ""
+
+    def _fixed(self, facts: Machine) -> tuple[Guarantee, ...]:
+        scoped = facts.landlock_abi >= 6 or facts.root
+        own = "a uid of its own" if facts.root else "the caller's uid"
+        files = "Landlock: programs and libraries read-only, writes only into its own folders"
+        if not facts.root:
+            files += "; no change of modes, owners or times anywhere"
+        signals = "Landlock scope" if facts.landlock_abi >= 6 else own
+        how = f"no signals outside ({signals}), no tracing"
+        if not scoped:
+            how = "no tracing, but signals to the caller's other processes: Landlock ABI 6 (Linux 6.12) is needed"
+        landlock, seccomp = "landlock" not in self._weaken, "seccomp" not in self._weaken
+        return (
+            Guarantee("filesystem", landlock, files + "; names and sizes of the host's files can be seen"),
+            Guarantee("processes", scoped and landlock, how),
+            Guarantee("network", seccomp, "seccomp: no sockets at all", "none"),
+            Guarantee("ipc", seccomp, "seccomp: no System V or POSIX queues, no Unix sockets"),
+            Guarantee("syscalls", seccomp, "seccomp allowlist on every ABI of the kernel"),
+            Guarantee("privileges", True, f"no_new_privs, no capabilities, {own}"),
+            Guarantee("users", facts.root, own),
+        )
+
+    def _decide(self, request: StartRequest) -> Controls:
+        probe = self.probe()
+        if not probe.available:
+            raise EngineUnavailable(f"engine 'process' cannot run here: {probe.reason}", hint=probe.fix or None)
+        spec = request.spec
+        if request.image.kind != "host":
+            raise UnsupportedOperation(
+                f"engine 'process' cannot use an image of kind {request.image.kind!r}", hint="engine='container' can"
+            )
+        if spec.user not in ("agent", "1000", "1000:1000"):
+            raise UnsupportedOperation(
+                f"engine 'process' has one user only, not {spec.user!r}", hint="engine='container' can"
+            )
+        if spec.workdir != _DEFAULT_WORKDIR:
+            raise UnsupportedOperation(
+                f"engine 'process' has no filesystem of its own, so workdir={spec.workdir!r} cannot be made",
+                hint="leave workdir out, or use engine='container'",
+            )
+        return decide(spec, self.machine, request.id, namespaces=False)
+
+    def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
+        return (*self._decide(request).guarantees, *self._fixed(self.machine))
+
+    async def start(self, request: StartRequest) -> Instance:
+        facts, decided = self.machine, self._decide(request)
+        if not facts.root and not facts.cgroup.enforces("pids"):
+            # Counted together with all the caller's other processes: no control of the sandbox, but it stops a bomb.
+            most = _tasks_of(facts.uid) + decided.limits.pids
+            decided = replace(decided, rlimits=(*decided.rlimits, (resource.RLIMIT_NPROC, most)))
+        start = zlib.crc32(request.id.encode()) % RANGES
+        number = next((n for i in range(RANGES) if (n := (start + i) % RANGES) not in self._ranges), start)
+        top = _outside(request.id) if facts.root else str(request.place)
+        group = cgroups.plan(facts.cgroup, request.id, decided.limits)
+        jailed = JailRequest(
+            request.id, request.spec, request.image, top, os.getpid(), group=group, id_range=number, weaken=self._weaken
+        )
+        folders = _make_folders(top, confine.own_uid(facts, number))
+        plan = confine.process_plan(jailed, facts, self._view, decided, folders)
+        guarantees = (*decided.guarantees, *self._fixed(facts))
+        self._ranges.add(number)
+
+        return await launch(
+            frame(encode_steps(plan)),
+            confine.hello(jailed, self._view, folders),
+            guarantees,
+            facts.cgroup,
+            group,
+            released=lambda: self._ranges.discard(number),
+            cleaned=lambda: _remove_outside(request.id),
+        )
+
+    def reap(self, sandbox_id: str) -> None:
+        cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
+        _remove_outside(sandbox_id)
+
+
+def _outside(sandbox_id: str) -> str:
+    """As root a sandbox runs under an id of its own, to which SLOPLET_HOME is closed: its folders lie elsewhere."""
+    return f"{tempfile.gettempdir()}/sloplet-{sandbox_id}"
+
+
+def _remove_outside(sandbox_id: str) -> None:
+    path = _outside(sandbox_id)
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return
+    if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid():
+        above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_tree(above, os.path.basename(path))
+        finally:
+            os.close(above)
+
+
+def _make_folders(top: str, uid: int | None) -> confine.Folders:
+    folders = confine.Folders(os.path.realpath(top))
+    try:
+        os.makedirs(folders.top, exist_ok=True)
+        if uid is not None:
+            os.chmod(folders.top, 0o711)  # noqa: S103 - passable, not readable
+        for name in confine.FOLDERS:
+            os.mkdir(folders.path(name), 0o700)
+            if uid is not None:
+                os.chown(folders.path(name), uid, uid)
+    except OSError as error:
+        raise StartFailed(f"the sandbox's folders cannot be made: {error}") from error
+    return folders
+
+
+def _tasks_of(uid: int) -> int:
+    """How many threads this user runs now."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue
+    return count
