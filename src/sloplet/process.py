@@ -34,7 +34,7 @@ def argv_of(command: Command) -> list[str]:
             raise SpecError("the command is empty")
         argv = ["/bin/sh", "-c", command]
     else:
-        argv = list(command)
+        argv = list(command) if isinstance(command, (list, tuple)) else []
         if not argv or not all(isinstance(arg, str) for arg in argv) or not argv[0]:
             raise SpecError("a command is a string or a non-empty list of strings")
     if any("\0" in arg for arg in argv):
@@ -61,17 +61,17 @@ def exec_request(
     for key, value in check_env(env or {}):
         fields.add(Tag.ENV, f"{key}={value}")
     if cwd is not None:
-        fields.add(Tag.CWD, cwd)
+        fields.add(Tag.CWD, _text("cwd", cwd))
     if user is not None:
-        fields.add(Tag.USER, user)
+        fields.add(Tag.USER, _text("user", user))
     if timeout is not None:
         fields.add(Tag.TIMEOUT_MS, max(1, round(parse_duration(timeout, "timeout") * 1000)))
     if tag is not None:
-        fields.add(Tag.TAG, tag)
+        fields.add(Tag.TAG, _text("tag", tag))
     flags = ExecFlag(0)
     if pty:
         flags |= ExecFlag.PTY
-        rows, cols = pty if isinstance(pty, tuple) else (24, 80)
+        rows, cols = (24, 80) if pty is True else pty if isinstance(pty, tuple) and len(pty) == 2 else (0, 0)
         fields.add(Tag.ROWS, _size(rows)).add(Tag.COLS, _size(cols))
     if stdin or pty:
         flags |= ExecFlag.STDIN
@@ -83,6 +83,12 @@ def exec_request(
             "the command line and environment are too long", hint="write long input to a file, or pass it as input="
         )
     return fields
+
+
+def _text(what: str, value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise SpecError(f"{what}={str(value)[:80]!r} is not valid", hint="a non-empty string without NUL")
+    return value
 
 
 def _size(value: int) -> int:

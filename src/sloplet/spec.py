@@ -70,7 +70,7 @@ def parse_duration(value: object, what: str = "duration") -> float:
             raise InvalidLimit(f"{what}={value[:80]!r} is not a duration", hint="write for example '90s' or '5m'")
         seconds = float(match[1]) * _DURATION_UNITS[(match[2] or "s").lower()]
     else:
-        seconds = float(value)
+        seconds = float(value) if abs(value) <= MAX_SECONDS else math.inf
     if not math.isfinite(seconds) or seconds <= 0 or seconds > MAX_SECONDS:
         raise InvalidLimit(f"{what}={value!r} is out of range", hint="it must be above 0 and at most 10 years")
     return seconds

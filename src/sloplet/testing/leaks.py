@@ -4,13 +4,14 @@
     ...                                  # make, use and destroy sandboxes
     assert settled(before, home) == []   # [] or one line for each thing that is there and was not, or is gone
 
-``adopt_orphans()`` first: then whatever a dying parent leaves comes to this process instead of init and is found as
-a descendant. Only what is ours is looked at, so that other programs on the machine make no noise: processes below
+Inside ``with adopted_orphans():`` whatever a dying parent leaves comes to this process instead of init, and so is
+found as a descendant. Only what is ours is looked at, so that other programs on the machine make no noise: processes below
 this one, cgroups named ``sloplet*`` that are empty or hold our processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -44,10 +46,19 @@ class Snapshot:
     records: Counter[str]
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+@contextlib.contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Be the parent of every descendant whose own parent dies (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    _subreaper(1)
+    try:
+        yield
+    finally:
+        _subreaper(0)
+
+
+def _subreaper(on: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, on, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, SpecError
 from .schema import INTEGER_TAGS, Tag
 
 _HEAD = struct.Struct("<HI")
@@ -27,9 +27,14 @@ class Fields:
 
     def add(self, tag: Tag, value: Value) -> Fields:
         if isinstance(value, str):
-            value = value.encode("utf-8", "surrogateescape")
+            try:
+                value = value.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:
+                raise SpecError(f"{value[:80]!r} is not text that can be written as UTF-8") from None
         if isinstance(value, int) != (tag in INTEGER_TAGS):
             raise TypeError(f"{tag!r} does not take {type(value).__name__}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise SpecError(f"{tag.name.lower()}={value} is out of range")
         self._items.append((tag, value))
         return self
 

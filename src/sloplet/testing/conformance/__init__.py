@@ -1,0 +1,38 @@
+"""The conformance suite: what every engine and every Controller must do, as pytest classes.
+
+A test module of yours runs it::
+
+    import pytest
+    from sloplet.testing.conformance import *
+
+    @pytest.fixture
+    def engine():
+        return "my-engine"
+
+Override the fixture ``controller`` too if the sandboxes are held by something else than this process. Tests skip by
+capability (``engines.base.Capabilities``), never by the engine's name. Commands are those that the ``fake`` engine
+knows and every Linux image has; paths are relative to the sandbox's workdir.
+"""
+
+from __future__ import annotations
+
+from .attaching import TestAttach, TestProcesses
+from .commands import TestInput, TestOutput, TestRun, TestTimeout
+from .files import TestFileErrors, TestFiles, TestLinks
+from .flow import TestConcurrency, TestFlowControl
+from .lifecycle import TestDeath, TestLifeCycle, TestNames
+from .limits import TestGuarantees, TestLimits, TestMetricsAndEvents
+from .refusals import TestBadCommands, TestBadInput, TestBadPlaces
+from .spawning import TestCancel, TestSpawn
+from .support import box, capabilities, controller, make_box
+from .terminals import TestTerminal
+from .transfers import TestDownload, TestUpload
+from .watching import TestWatch
+
+__all__ = [
+    "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
+    "TestDownload", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput", "TestLifeCycle",
+    "TestLimits", "TestLinks", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestProcesses", "TestRun",
+    "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestWatch", "box", "capabilities", "controller",
+    "make_box",
+]  # fmt: skip

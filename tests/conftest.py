@@ -1,0 +1,36 @@
+"""For all tests: a SLOPLET_HOME of their own, and a look at what they leave running."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_home = tempfile.TemporaryDirectory(prefix="sloplet-tests-")
+os.environ["SLOPLET_HOME"] = str(Path(_home.name) / "home")  # before anything of ours is imported
+
+
+def _children() -> dict[int, str]:
+    """The living children of this process, by name."""
+    found: dict[int, str] = {}
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":
+                    found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """No test leaves a child process behind."""
+    before = _children()
+    yield
+    left = {pid: command for pid, command in _children().items() if pid not in before}
+    assert not left, f"child processes left by the tests: {left}"
