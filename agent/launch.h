@@ -51,7 +51,7 @@ enum {
     STEP_EXT4 = 66,     /* u64 slot, u64 attributes, text template image, text folder for the copy */
     STEP_STAGE = 67,    /* u64 slot: the scratch filesystem, on which all else is built */
     STEP_ROOT = 68,     /* the sandbox's root is a folder of the scratch filesystem */
-    STEP_OVERLAY = 69,  /* u64 attributes, text path in the root ("" is the root itself), u64 n, n * u64 slot */
+    STEP_OVERLAY = 69,  /* u64 OVERLAY_* bits, u64 attributes, text path in the root ("" is the root itself), u64 slot */
     STEP_MKDIR = 70,    /* u64 mode, text path; parents are made 0755; an existing folder is kept */
     STEP_SYMLINK = 71,  /* text target, text path */
     STEP_FILE = 72,     /* u64 mode, text path, bytes */
@@ -67,6 +67,8 @@ enum {
 };
 
 enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
+
+enum { OVERLAY_GUARDED = 1 /* what only root may read on the host stays unreadable, for root inside too */ };
 
 enum {
     SECCOMP_ON = 1,

@@ -8,11 +8,13 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define NOBODY 65534
 #define SYMLINK_HINT "the image has a symlink where the sandbox needs a folder of its own"
 
 static int resolve(int root, const char *path, int flags, unsigned mode, uint64_t how) {
@@ -89,44 +91,86 @@ static void scratch_folder(int scratch, const char *name, unsigned mode) {
     if (mkdirat(scratch, name, mode) < 0 && errno != EEXIST) fail("scratch", name, errno, "");
 }
 
-/* The working directory is the scratch filesystem, where the layers lie: low/N, up/N and work/N. */
-void make_overlay(struct launch *launch, struct reader args) {
-    uint64_t attributes = arg_u64(&args);
-    const char *path = arg_text(&args).bytes;
-    uint64_t count = arg_u64(&args);
-    char layer[32], lower[256], upper[32], work[32];
-    int number = launch->overlays++;
-    size_t at = 0;
-    scratch_folder(launch->scratch, "low", 0700);
-    scratch_folder(launch->scratch, "up", 0700);
-    scratch_folder(launch->scratch, "work", 0700);
-    for (uint64_t i = 0; i < count && i < 16; i++) {
-        uint64_t slot = arg_u64(&args);
-        if (slot >= MAX_SLOTS || launch->slot[slot] < 0) fail("overlay", path, ENOENT, "a layer is missing");
-        snprintf(layer, sizeof layer, "low/%d.%d", number, (int)i);
-        scratch_folder(launch->scratch, layer, 0700);
-        place_mount(launch->slot[slot], launch->scratch, layer, "overlay");
-        close(launch->slot[slot]);
-        launch->slot[slot] = -1;
-        at += (size_t)snprintf(lower + at, sizeof lower - at, "%s%s", at ? ":" : "", layer);
-    }
-    arg_end(&args);
-    snprintf(upper, sizeof upper, "up/%d", number);
-    snprintf(work, sizeof work, "work/%d", number);
-    scratch_folder(launch->scratch, upper, 0755);
-    scratch_folder(launch->scratch, work, 0700);
+static int overlay_open(const char *lower, const char *path) {
     int fs = (int)syscall(NR_fsopen, "overlay", FSOPEN_CLOEXEC_);
     if (fs < 0) fail("overlay", path, errno, "this kernel has no overlay filesystem");
-    const char *settings[][2] = {{"lowerdir", lower}, {"upperdir", upper}, {"workdir", work}, {"source", "sloplet"}};
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        if (syscall(NR_fsconfig, fs, FSCONFIG_SET_STRING_, settings[i][0], settings[i][1], 0) < 0) fail("overlay", settings[i][0], errno, path);
-    /* userxattr: the only kind a user namespace may use. volatile: what syncs here dies with the sandbox anyway. */
+    if (syscall(NR_fsconfig, fs, FSCONFIG_SET_STRING_, "source", "sloplet", 0) < 0 ||
+        syscall(NR_fsconfig, fs, FSCONFIG_SET_STRING_, "lowerdir", lower, 0) < 0)
+        fail("overlay", path, errno, lower);
+    /* userxattr: the only kind a user namespace may use */
     if (syscall(NR_fsconfig, fs, FSCONFIG_SET_FLAG_, "userxattr", NULL, 0) < 0) fail("overlay", "userxattr", errno, "Linux 5.11 or newer is needed");
-    syscall(NR_fsconfig, fs, FSCONFIG_SET_FLAG_, "volatile", NULL, 0);
-    if (syscall(NR_fsconfig, fs, FSCONFIG_CMD_CREATE_, NULL, NULL, 0) < 0) fail("overlay", path, errno, "");
+    return fs;
+}
+
+static int overlay_mount(int fs, const char *path, uint64_t attributes) {
     int mount = (int)syscall(NR_fsmount, fs, FSMOUNT_CLOEXEC_, attributes);
     if (mount < 0) fail("overlay", path, errno, "");
     close(fs);
+    return mount;
+}
+
+/* A layer of the host's whose owners show as they are would open to root inside what only root may read. An overlay
+ * reads its layers with the rights of whoever mounted it: nobody mounts this one. */
+static int guard(struct launch *launch, const char *layer, int number, const char *path) {
+    char empty[32], lower[80];
+    snprintf(empty, sizeof empty, "low/%d.empty", number);
+    snprintf(lower, sizeof lower, "%s:%s", layer, empty);
+    scratch_folder(launch->scratch, empty, 0755);
+    int fs = overlay_open(lower, path);
+    setfsgid(NOBODY);
+    setfsuid(NOBODY);
+    long made = syscall(NR_fsconfig, fs, FSCONFIG_CMD_CREATE_, NULL, NULL, 0);
+    int error = errno;
+    setfsuid(launch->plan.uid);
+    setfsgid(launch->plan.gid);
+    if (made < 0) fail("overlay", path, error, "as a guarded layer");
+    return overlay_mount(fs, path, MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_);
+}
+
+/* The working directory is the scratch filesystem, where the layers lie: low/N, up/N and work/N. */
+void make_overlay(struct launch *launch, struct reader args) {
+    uint64_t bits = arg_u64(&args), attributes = arg_u64(&args);
+    const char *path = arg_text(&args).bytes;
+    int *slot = &launch->slot[arg_u64(&args) % MAX_SLOTS];
+    arg_end(&args);
+    int number = launch->overlays++, guarded = -1;
+    char lower[32], upper[32], work[32];
+    snprintf(lower, sizeof lower, "low/%d", number);
+    snprintf(upper, sizeof upper, "up/%d", number);
+    snprintf(work, sizeof work, "work/%d", number);
+    scratch_folder(launch->scratch, "low", 0755);
+    scratch_folder(launch->scratch, "up", 0700);
+    scratch_folder(launch->scratch, "work", 0700);
+    scratch_folder(launch->scratch, lower, 0755);
+    scratch_folder(launch->scratch, upper, 0755);
+    scratch_folder(launch->scratch, work, 0700);
+    if (*slot < 0) fail("overlay", path, ENOENT, "its layer is missing");
+    place_mount(*slot, launch->scratch, lower, "overlay");
+    close(*slot);
+    *slot = -1;
+    if (bits & OVERLAY_GUARDED) {
+        guarded = guard(launch, lower, number, path);
+        snprintf(lower, sizeof lower, "low/%d.guard", number);
+        scratch_folder(launch->scratch, lower, 0755);
+        place_mount(guarded, launch->scratch, lower, "overlay");
+    }
+    int fs = overlay_open(lower, path);
+    if (syscall(NR_fsconfig, fs, FSCONFIG_SET_STRING_, "upperdir", upper, 0) < 0 ||
+        syscall(NR_fsconfig, fs, FSCONFIG_SET_STRING_, "workdir", work, 0) < 0)
+        fail("overlay", path, errno, upper);
+    syscall(NR_fsconfig, fs, FSCONFIG_SET_FLAG_, "volatile", NULL, 0); /* what syncs here dies with the sandbox anyway */
+    int mount;
+    if (syscall(NR_fsconfig, fs, FSCONFIG_CMD_CREATE_, NULL, NULL, 0) == 0) {
+        mount = overlay_mount(fs, path, attributes);
+    } else if (errno == EINVAL && guarded >= 0) {
+        /* The host's own root is an overlay, and three of them do not stack: read-only, then. */
+        mount = (int)syscall(NR_open_tree, guarded, "", OPEN_TREE_CLONE_ | OPEN_TREE_CLOEXEC_ | AT_EMPTY_PATH_);
+        close(fs);
+        if (mount < 0) fail("overlay", path, errno, "");
+    } else {
+        fail("overlay", path, errno, "");
+    }
+    if (guarded >= 0) close(guarded);
     if (*path) {
         place_mount(mount, launch->root, path, "overlay");
         close(mount);

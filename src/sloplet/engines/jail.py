@@ -15,7 +15,7 @@ from .base import HelloConfig, ResolvedImage
 from .cgroups import GroupPlan
 from .controls import Controls
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
-from .plan import Attr, Do, PlanFlag, Seccomp, Set, Step, TreeFlag, step
+from .plan import Attr, Do, OverlayFlag, PlanFlag, Seccomp, Set, Step, TreeFlag, step
 
 _QUIET = Attr.NOSUID | Attr.NODEV
 _INERT = Attr.NOSUID | Attr.NODEV | Attr.NOEXEC
@@ -160,8 +160,9 @@ class _Mounts:
     def bind(self, source: str, path: str, attributes: int, bits: TreeFlag = _PLAIN) -> None:
         self.steps.append(step(Do.MOUNT, self.tree(source, attributes, bits), path))
 
-    def overlay(self, path: str, source: str) -> None:
-        self.steps.append(step(Do.OVERLAY, self.quiet, path, 1, self.layer(source)))
+    def overlay(self, path: str, source: str, *, guarded: bool) -> None:
+        bits = OverlayFlag.GUARDED if guarded else OverlayFlag(0)
+        self.steps.append(step(Do.OVERLAY, bits, self.quiet, path, self.layer(source)))
 
     def add(self, kind: Do, *args: int | str | bytes) -> None:
         self.steps.append(step(kind, *args))
@@ -180,22 +181,21 @@ def _host_part(mounts: _Mounts, part: host.Part, view: host.HostView) -> None:
         mounts.add(Do.MKDIR, 0o755, _inside(part.path).rpartition("/")[0])
         mounts.add(Do.FILE, part.mode, _inside(part.path), part.content)
     elif isinstance(part, host.Bind):
-        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else _PLAIN)
-        mounts.bind(part.source, _inside(part.path), mounts.quiet | Attr.RDONLY, bits)
+        mounts.bind(part.source, _inside(part.path), mounts.quiet | Attr.RDONLY, TreeFlag.OPTIONAL)
     else:
         _host_overlay(mounts, part.path, host.submounts(view, part.path))
 
 
 def _host_overlay(mounts: _Mounts, path: str, submounts: tuple[str, ...]) -> None:
-    """An overlay shows one filesystem only. Mounts below it: root lays an overlay over each; others may not take a
-    folder apart that has locked mounts in it, and get the whole of it read-only."""
+    """An overlay shows one filesystem only. Mounts below it: root adds them one by one, read-only; others may not take
+    a folder apart that has locked mounts in it, and get the whole of it read-only."""
     if submounts and not mounts.machine.root:
         mounts.bind(path, _inside(path), mounts.quiet | Attr.RDONLY, TreeFlag.RECURSIVE)
         return
-    mounts.overlay(_inside(path), path)
+    # With owners as they are (idmap), root inside would read what only root may read on the host: guarded.
+    mounts.overlay(_inside(path), path, guarded=mounts.machine.idmap)
     for point in submounts:
-        bits = TreeFlag.OPTIONAL | (TreeFlag.IDMAP if mounts.machine.idmap else _PLAIN)
-        mounts.bind(point, _inside(point), mounts.quiet | Attr.RDONLY, bits)
+        mounts.bind(point, _inside(point), mounts.quiet | Attr.RDONLY, TreeFlag.OPTIONAL)
 
 
 def _image(mounts: _Mounts, image: ResolvedImage, view: host.HostView) -> None:
@@ -210,7 +210,7 @@ def _image(mounts: _Mounts, image: ResolvedImage, view: host.HostView) -> None:
             mounts.steps[before:] = fresh
         return
     assert image.path is not None
-    mounts.overlay("", str(image.path))
+    mounts.overlay("", str(image.path), guarded=False)
     for folder, bits in (("etc", 0o755), ("proc", 0o755), ("dev", 0o755), ("run", 0o755), ("tmp", 0o1777)):
         mounts.add(Do.MKDIR, bits, folder)
 

@@ -66,6 +66,10 @@ class TreeFlag(IntFlag):
     OPTIONAL = 4
 
 
+class OverlayFlag(IntFlag):
+    GUARDED = 1
+
+
 class Seccomp(IntFlag):
     ON = 1
     BARE = 2
