@@ -37,7 +37,8 @@ def snippets() -> list[object]:
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("code", snippets())
 def test_snippet_runs(code: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "SLOPLET_HOME": str(tmp_path / "home")}
+    package = str(Path(errors.__file__).parents[1])
+    environment = {**os.environ, "SLOPLET_HOME": str(tmp_path / "home"), "PYTHONPATH": package}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment,
         timeout=80,

@@ -5,8 +5,9 @@
     assert settled(before, home) == []   # [] or one line for each thing that is there and was not, or is gone
 
 Inside ``with adopted_orphans():`` whatever a dying parent leaves comes to this process instead of init, and so is
-found as a descendant. Only what is ours is looked at, so that other programs on the machine make no noise: processes below
-this one, cgroups named ``sloplet*`` that are empty or hold our processes.
+found as a descendant. Only what is ours is looked at, so that other programs on the machine make no noise: processes
+below this one, cgroups named ``sloplet*`` that are empty or hold our processes. What the whole machine shares may
+become less meanwhile, never more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .bench.memory import descendants, parent_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CGROUPS = Path("/sys/fs/cgroup")
+_SHARED = ("mounts", "cgroups", "loop_devices")  # kinds that other programs have too
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
@@ -95,7 +97,8 @@ def diff(before: Snapshot, after: Snapshot) -> list[str]:
     for kind in (field.name for field in fields(Snapshot)):
         was, is_ = getattr(before, kind), getattr(after, kind)
         lines += [f"{kind}: +{count} {name}" for name, count in sorted((is_ - was).items())]
-        lines += [f"{kind}: -{count} {name}" for name, count in sorted((was - is_).items())]
+        if kind not in _SHARED:
+            lines += [f"{kind}: -{count} {name}" for name, count in sorted((was - is_).items())]
     return lines
 
 
