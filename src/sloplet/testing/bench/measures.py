@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ...portal import portal
 from ...sandbox import AsyncSandbox
 from ...sync import Sandbox
 from .clock import timed
-from .memory import MIB, descendants, machine_available, peak_resident, pss, reset_peak, resident, total_pss
+from .memory import MIB, peak_resident, reset_peak, resident
 
 _OUTPUT = "cat /dev/zero | head -c {size}"
 
@@ -33,7 +34,7 @@ def start_once(engine: str) -> tuple[float, float]:
     finally:
         box.close()
     whole = time.perf_counter() - began
-    _must(result.exit_code == 0, result.describe())
+    must(result.exit_code == 0, result.describe())
     return first, whole
 
 
@@ -41,7 +42,7 @@ def exec_once(box: Sandbox) -> float:
     began = time.perf_counter()
     result = box.run(["true"])
     took = time.perf_counter() - began
-    _must(result.exit_code == 0, result.describe())
+    must(result.exit_code == 0, result.describe())
     return took
 
 
@@ -51,77 +52,43 @@ def rate(engine: str, count: int, at_once: int) -> float:
     async def life() -> None:
         async with AsyncSandbox(engine=engine) as box:
             result = await box.run(["true"])
-            _must(result.exit_code == 0, result.describe())
+            must(result.exit_code == 0, result.describe())
 
-    took = timed(lambda: portal().call(_many(life, count, at_once)))
+    took = timed(lambda: portal().call(many(life, count, at_once)))
     return count / took
 
 
-async def _many(life: Callable[[], object], count: int, at_once: int) -> None:
+async def many(life: Callable[[], Awaitable[None]], count: int, at_once: int) -> None:
     left = iter(range(count))
 
     async def worker() -> None:
         for _ in left:
-            await life()  # type: ignore[misc]
+            await life()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(at_once, count)):
             group.create_task(worker())
 
 
-class Live:
-    """Many sandboxes at once, held by this process."""
-
-    def __init__(self, engine: str) -> None:
-        self.engine = engine
-        self.boxes: list[AsyncSandbox] = []
-
-    def measure(self, count: int, at_once: int) -> tuple[float, float]:
-        """Start ``count``, use each once, and weigh them: MiB each by PSS, MiB each that the machine lost."""
-        portal().call(self._start(1, 1))  # what only the first one costs is not theirs
-        portal().call(self._close())
-        others, own, free = descendants(), pss(), machine_available()
-        portal().call(self._start(count, at_once))
-        mine = descendants() - others
-        weight = total_pss(mine) + max(0, pss() - own)
-        lost = free - machine_available()
-        portal().call(self._use(at_once))
-        return weight / count / MIB, lost / count / MIB
-
-    def close(self) -> None:
-        portal().call(self._close())
-
-    async def _start(self, count: int, at_once: int) -> None:
-        async def one() -> None:
-            box = AsyncSandbox(engine=self.engine)
-            self.boxes.append(box)
-            await box.start()
-            _must((await box.run(["true"])).exit_code == 0, "a live sandbox did not run its command")
-
-        await _many(one, count, at_once)
-
-    async def _use(self, at_once: int) -> None:
-        """They are all still alive, also now that there are so many."""
-        left = iter(list(self.boxes))
-
-        async def one() -> None:
-            _must((await next(left).run(["true"])).exit_code == 0, "a live sandbox stopped answering")
-
-        await _many(one, len(self.boxes), at_once)
-
-    async def _close(self) -> None:
-        boxes, self.boxes = self.boxes, []
-        await asyncio.gather(*(box.close() for box in boxes))
+def live_in_a_fresh_process(engine: str, count: int, at_once: int) -> tuple[int, float, float]:
+    """How many, MiB each by PSS, MiB each that the machine lost. Another process holds them: this one has room left
+    over from earlier suites, which would hide what they cost their holder."""
+    command = [sys.executable, "-m", "sloplet.testing.bench.live", engine, str(count), str(at_once)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BrokenRun((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
+    number, by_pss, by_machine = json.loads(done.stdout)
+    return number, by_pss, by_machine
 
 
 def file_write(box: Sandbox, data: bytes) -> float:
     """MiB per second into a file of the sandbox."""
-    took = timed(lambda: _must(box.files.write("bench.bin", data) == len(data), "a file was written short"))
+    took = timed(lambda: must(box.files.write("bench.bin", data) == len(data), "a file was written short"))
     return len(data) / MIB / took
 
 
 def file_read(box: Sandbox, size: int) -> float:
-    took = timed(lambda: _must(len(box.files.read("bench.bin")) == size, "a file was read short"))
+    took = timed(lambda: must(len(box.files.read("bench.bin")) == size, "a file was read short"))
     return size / MIB / took
 
 
@@ -136,7 +103,7 @@ def bare_file_read(folder: Path, size: int) -> float:
     target = str(folder / "bench.bin")
 
     def read() -> None:
-        _must(len(subprocess.run(["cat", target], capture_output=True, check=True).stdout) == size, "cat read short")
+        must(len(subprocess.run(["cat", target], capture_output=True, check=True).stdout) == size, "cat read short")
 
     return size / MIB / timed(read)
 
@@ -157,7 +124,7 @@ def output(box: Sandbox, size: int) -> tuple[float, float]:
     began = time.perf_counter()
     seen = portal().call(count())
     took = time.perf_counter() - began
-    _must(seen == size, f"{seen} of {size} bytes of output arrived")
+    must(seen == size, f"{seen} of {size} bytes of output arrived")
     return size / MIB / took, max(0, peak_resident() - before) / MIB
 
 
@@ -170,7 +137,7 @@ def bare_output(size: int, prefix: list[str] | None = None) -> float:
         while data := process.stdout.read(65536):
             seen += len(data)
     took = time.perf_counter() - began
-    _must(seen == size, f"{seen} of {size} bytes of output arrived")
+    must(seen == size, f"{seen} of {size} bytes of output arrived")
     return size / MIB / took
 
 
@@ -190,6 +157,6 @@ def cli_once(engine: str) -> float:
     return timed(lambda: subprocess.run(command, check=True, stdin=subprocess.DEVNULL))
 
 
-def _must(held: bool, what: str) -> None:
+def must(held: bool, what: str) -> None:
     if not held:
         raise BrokenRun(what)

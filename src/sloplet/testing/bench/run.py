@@ -273,14 +273,10 @@ def output(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) 
 
 def live(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) -> None:
     for engine in engines:
-        held = measures.Live(engine)
-        try:
-            by_pss, by_machine = held.measure(plan.live, plan.at_once)
-            report.add("live.count", engine, len(held.boxes))
-            report.add("live.pss", engine, by_pss, note=f"{len(held.boxes)} live")
-            report.add("live.machine", engine, by_machine, note="MemAvailable, with the kernel's own share")
-        finally:
-            held.close()
+        number, by_pss, by_machine = measures.live_in_a_fresh_process(engine, plan.live, plan.at_once)
+        report.add("live.count", engine, number)
+        report.add("live.pss", engine, by_pss, note=f"{number} live")
+        report.add("live.machine", engine, by_machine, note="MemAvailable, with the kernel's own share")
 
 
 SUITES: dict[str, Callable[[Plan, Report, list[Rival], list[str]], None]] = {
