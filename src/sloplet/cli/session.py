@@ -24,6 +24,7 @@ from .streams import Output, read_chunks
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 3.0
+_STUCK = 1.0
 
 
 class Left(Exception):
@@ -38,6 +39,7 @@ class Signals:
         self.process: AsyncProcess | None = None
         self.received: list[int] = []
         self.pty = False
+        self.outputs: tuple[Output, ...] = ()
         self.on_resize: Callable[[], None] | None = None
         self.raw: terminal.RawTerminal | None = None
         self._closing = 0
@@ -94,6 +96,16 @@ class Signals:
         _send(self.process.signal(sent))
         if number in (signal.SIGTERM, signal.SIGHUP):
             self._loop.call_later(_GRACE, self._task.cancel)
+        else:
+            self._leave_if_stuck(())
+
+    def _leave_if_stuck(self, before: tuple[object, ...]) -> None:
+        """The command may be long dead while we hold output that nobody reads (a pager that waits, say)."""
+        waiting = tuple(out.waiting for out in self.outputs if out.waiting is not None)
+        if self._task is not None and any(write in before for write in waiting):
+            self._task.cancel()
+        elif not self._closing:
+            self._loop.call_later(_STUCK, self._leave_if_stuck, waiting)
 
     def _on_stop(self) -> None:
         if self.raw is not None:
@@ -152,7 +164,7 @@ async def follow(process: AsyncProcess, wiring: Wiring, signals: Signals) -> Res
     with ExitStack() as stack:
         tracker = terminal.ModeTracker() if wiring.pty and os.isatty(1) else None
         out, err = Output(1), Output(2)
-        signals.process, signals.pty = process, wiring.pty
+        signals.process, signals.pty, signals.outputs = process, wiring.pty, (out, err)
         if tracker is not None:
             stack.callback(_write_quietly, tracker)
         if wiring.raw:

@@ -78,6 +78,7 @@ class Output:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
         self._jobs: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] | None = None
+        self.waiting: asyncio.Future[None] | None = None  #: the write that our reader has not taken yet
 
     async def write(self, data: bytes) -> None:
         """Returns when all of it is written. Called by one task at a time."""
@@ -97,7 +98,11 @@ class Output:
             threading.Thread(target=self._serve, args=(self._jobs,), daemon=True).start()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._jobs.put((data, done))
-        await done
+        self.waiting = done
+        try:
+            await done
+        finally:
+            self.waiting = None
 
     def _serve(self, jobs: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]]) -> None:
         while True:
