@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from state_helpers import finish, in_child, killed_at_line, start
+from state_helpers import finish, in_child, killed_at_line, memory_folder, start
 
 from sloplet.errors import SandboxExists, SandboxNotFound
 from sloplet.spec import SandboxSpec
@@ -22,6 +22,12 @@ from sloplet.state.store import Store
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with memory_folder() as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -207,12 +213,12 @@ def check(home: Home) -> None:
 
 
 @pytest.mark.parametrize("first_start", [True, False])
-def test_killed_at_any_line_of_a_life(tmp_path: Path, first_start: bool) -> None:
-    home = Home(tmp_path / "home")
+def test_killed_at_any_line_of_a_life(memory: Path, first_start: bool) -> None:
+    home = Home(memory / "home")
     line, step = 1, 1
     while True:
         if first_start:
-            home = Home(tmp_path / f"home-{line}")
+            home = Home(memory / f"home-{line}")
         else:
             life(home)
         if not killed_at_line(line, lambda home=home: life(home)):  # type: ignore[misc]
@@ -223,7 +229,9 @@ def test_killed_at_any_line_of_a_life(tmp_path: Path, first_start: bool) -> None
     assert line > 200
 
 
-def test_killed_at_any_line_of_a_reap(home: Home) -> None:
+def test_killed_at_any_line_of_a_reap(memory: Path) -> None:
+    home = Home(memory / "home")
+
     def dies() -> None:
         store, owner = Store(home), Owner(home)
         for steps in (1, 2, 3):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from state_helpers import finish, killed_at_line, on_small_disk, start
+from state_helpers import finish, killed_at_line, memory_folder, on_small_disk, start
 from test_unpack import folder, member, symlink, tar
 
 from sloplet.engines.base import ResolvedImage
@@ -175,8 +175,15 @@ def test_two_at_once_unpack_once(home: Home) -> None:
     assert sorted(os.listdir(home.run)) == ["owners"]
 
 
-def test_killed_at_any_line(home: Home) -> None:
+def test_killed_at_any_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill -9 at any moment there is one whole image or none, and the next call, or a reap, tidies up."""
+    with memory_folder() as memory:
+        monkeypatch.chdir(memory)
+        kill_at_every_line(Home(memory / "home"))
+        monkeypatch.undo()
+
+
+def kill_at_every_line(home: Home) -> None:
     Path("i.tar").write_bytes(ROOTFS)
     line, step = 1, 1
     while killed_at_line(line, lambda: resolve("i.tar", Home(home.path))):
