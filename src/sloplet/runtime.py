@@ -195,6 +195,10 @@ class Runtime:
         """How many sandboxes this process holds."""
         return len(self._live)
 
+    def holds(self, sandbox_id: str) -> bool:
+        """Whether that sandbox is in this process."""
+        return sandbox_id in self._live
+
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         """The host's pids of a sandbox (benchmarks, leak checks)."""
         return self._held(sandbox_id).instance.pids()
@@ -323,6 +327,7 @@ class Runtime:
             return
         lives, self._live = list(self._live.values()), {}
         for live in lives:
+            live.ending = True  # a loop that still runs must not end it a second time
             live.instance.kill()
         for live in lives:
             live.instance.cleanup()
@@ -385,7 +390,7 @@ class Runtime:
         return await asyncio.get_running_loop().run_in_executor(self._state, job)
 
     def _background(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
+        task: asyncio.Task[Any] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task

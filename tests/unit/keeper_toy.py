@@ -70,10 +70,12 @@ class World:
 
 
 @asynccontextmanager
-async def keeper(behaviour: Behaviour) -> AsyncIterator[World]:
+async def keeper(behaviour: Behaviour | None, runtime: ToyRuntime | None = None) -> AsyncIterator[World]:
     folder = tempfile.mkdtemp(prefix="sk-")
     home = Home(folder).open()
-    runtime = ToyRuntime(behaviour)
+    if runtime is None:
+        assert behaviour is not None
+        runtime = ToyRuntime(behaviour)
     server = Server(home, runtime, idle=60, log=lambda message: None)  # type: ignore[arg-type]
     ready = asyncio.Event()
     serving = asyncio.ensure_future(server.run(ready.set))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TRIES = 5
+_SETTLE = 8.0
+_PATIENCE = 30.0
 _NOBODY = object()  # the answer of a keeper that does not run
 
 
@@ -140,8 +142,10 @@ class KeeperClient:
         request = _request(method, **params)
         for attempt in range(_TRIES):
             connection = await self._connected()
-            if connection is None:
+            if connection is None and await self._tidy():
                 return _NOBODY
+            if connection is None:
+                continue
             if method in ("guarantees", "stats"):
                 connection.check_version()
             try:
@@ -151,7 +155,7 @@ class KeeperClient:
                 if attempt == _TRIES - 1 or not gone:
                     raise
                 connection.close()
-        raise AssertionError("unreachable")
+        raise KeeperError("keepers come and go, and none stays to answer", hint="try again")
 
     async def _connected(self) -> Connection | None:
         """The connection to the running keeper; None if none runs."""
@@ -171,7 +175,9 @@ class KeeperClient:
             # Let the loop see that a keeper has gone while the program was busy with other things.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        for _ in range(_TRIES):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _PATIENCE
+        while loop.time() < deadline:
             connection = await self._connected()
             if connection is not None:
                 if connection.same_version:
@@ -182,7 +188,7 @@ class KeeperClient:
                 raise KeeperError("no keeper runs", hint="`sloplet create` starts one")
             from .launch import start
 
-            await asyncio.get_running_loop().run_in_executor(None, start, self.home)
+            await loop.run_in_executor(None, start, self.home)
         raise KeeperError("the keeper leaves as soon as it has started", hint="see its log in SLOPLET_HOME/run")
 
     async def _events(self, sandbox_id: str | None, stream: HostStream | None) -> AsyncIterator[Event]:
@@ -207,17 +213,35 @@ class KeeperClient:
     # -- without a keeper --------------------------------------------------------------
 
     async def _offline(self, ask: Callable[[Runtime], Awaitable[T]], nothing: Callable[[], T]) -> T:
-        """Clean up what a dead keeper left, then ask the records."""
+        """Ask the records."""
         if not _exists(self.home):
             return nothing()
         from ..runtime import Runtime
 
         runtime = Runtime(self.home)
         try:
-            await asyncio.get_running_loop().run_in_executor(None, runtime.reap)
             return await ask(runtime)
         finally:
             await runtime.aclose()
+
+    async def _tidy(self) -> bool:
+        """Clean up what a dead keeper left. One that is ending just now is waited for: its socket goes first, its
+        sandboxes and locks later. False if another keeper listens meanwhile."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _SETTLE
+
+        async def tidy(runtime: Runtime) -> bool:
+            from .control import left_over
+
+            while True:
+                await loop.run_in_executor(None, runtime.reap)
+                if loop.time() > deadline or not any(left_over(info) for info in await runtime.list()):
+                    return True
+                await asyncio.sleep(0.01)
+                if await self._connected() is not None:
+                    return False
+
+        return await self._offline(tidy, lambda: True)
 
     async def _why_not(self, sandbox_id: str) -> SlopletError:
         """Why nobody can be asked about a sandbox: no keeper runs."""

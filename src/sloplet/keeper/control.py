@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 #: What a client of another version may ask: enough to see what is there, to end it and to take over.
 _ANY_VERSION = {"find", "list", "kill", "leave", "status"}
 _MAX_EVENT = 60000
+_SETTLE = 2.0
 
 
 class Control:
@@ -77,7 +78,7 @@ class Control:
         if not isinstance(error, SandboxNotFound):
             return error
         try:
-            return not_here(await self._runtime.find(sandbox_id))
+            return not_here(await self._settled(sandbox_id))
         except SlopletError:
             return error
 
@@ -92,12 +93,29 @@ class Control:
         making = self._starting.get((info.name or "").casefold())
         if info.state == "starting" and making is not None:
             await asyncio.shield(making)
-            info = await self._runtime.find(ref)
+            return await self._runtime.find(ref)
+        if self._is_left_over(info):
+            await self._tidy()
+            return await self._runtime.find(ref)
         return info
 
+    def _is_left_over(self, info: SandboxInfo) -> bool:
+        return not self._runtime.holds(info.id) and left_over(info) and not (info.state == "starting" and self.creating)
+
+    async def _tidy(self) -> list[SandboxInfo]:
+        """Everything on record, after cleaning up what dead programs left. The keeper before us may be dying just now:
+        its locks go a moment after its socket."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _SETTLE
+        while True:
+            await loop.run_in_executor(None, self._runtime.reap)
+            found = await self._runtime.list()
+            if loop.time() > deadline or not any(self._is_left_over(info) for info in found):
+                return found
+            await asyncio.sleep(0.01)
+
     async def _list(self, params: Any) -> Any:
-        await asyncio.get_running_loop().run_in_executor(None, self._runtime.reap)
-        return [info.to_dict() for info in await self._runtime.list()]
+        return [info.to_dict() for info in await self._tidy()]
 
     async def _kill(self, params: Any) -> Any:
         sandbox_id = str(params["sandbox"])
@@ -202,6 +220,11 @@ class Control:
         stream.close(Fields())
 
 
+def left_over(info: SandboxInfo) -> bool:
+    """On record as alive with a keeper: if that is not the one that runs, it is dead or dying."""
+    return info.holder == "keeper" and info.state != "dead"
+
+
 def not_here(info: SandboxInfo) -> SlopletError:
     """Why a sandbox that is on record cannot be asked anything here."""
     if info.state == "dead":
@@ -213,6 +236,11 @@ def not_here(info: SandboxInfo) -> SlopletError:
 
 
 def held_elsewhere(info: SandboxInfo) -> SandboxError:
+    if info.holder == "keeper":
+        return SandboxError(
+            f"the sandbox {info.name or info.id} is held by a keeper that is ending and does not come to its end",
+            hint="see `ps -C sloplet-keeper`",
+        )
     return SandboxError(
         f"the sandbox {info.name or info.id} is held by a running program ({info.holder}, {info.state}), not by the "
         "keeper",

@@ -41,7 +41,8 @@ def start(home: Home) -> None:
         while not listens(path):
             if time.monotonic() > deadline:
                 raise _failed(home, f"no keeper came up within {START_TIMEOUT:g} s")
-            _spawn(home, deadline)
+            if "ready" in _spawn(home, deadline):
+                return
     finally:
         if lock is not None:
             lock.release()
@@ -66,7 +67,8 @@ def environment(source: Mapping[str, str], home: Home) -> dict[str, str]:
     return kept
 
 
-def _spawn(home: Home, deadline: float) -> None:
+def _spawn(home: Home, deadline: float) -> dict[str, Any]:
+    """Start one and wait for its word: ready, or busy if another has the home (it may be leaving)."""
     if not sys.executable:
         raise KeeperError(
             "the keeper cannot be started: this program does not know its Python interpreter",
@@ -104,6 +106,7 @@ def _spawn(home: Home, deadline: float) -> None:
         raise from_dict(said["error"])
     if not said:
         raise _failed(home, "the keeper did not start")
+    return said
 
 
 def _read(fd: int, deadline: float) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Server:
         self.runtime = runtime
         self.log = log
         self.clients: set[Client] = set()
+        self.met = False  # whether a client has come at all
         self.control = Control(self)
         self._idle = idle
         self._path = Path()
@@ -62,7 +63,7 @@ class Server:
         self.runtime.on_gone = self.consider_leaving
         loop.add_reader(self._listener, self._accept)
         ready()
-        self._arm(max(self._idle, _FIRST_CLIENT))
+        self.consider_leaving()
         try:
             await self._over.wait()
         finally:
@@ -111,7 +112,8 @@ class Server:
     def consider_leaving(self) -> None:
         """Something ended: leave after a while, unless somebody comes."""
         if not self.clients and not self.busy and not self.leaving:
-            self._arm(self._idle)
+            # Whoever had us started is on its way; a connection without HELLO was only a look whether we are here.
+            self._arm(self._idle if self.met else max(self._idle, _FIRST_CLIENT))
 
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
@@ -212,6 +214,7 @@ class Client:
         self.server.consider_leaving()
 
     def _stream(self, stream: AgentStream) -> None:
+        self.server.met = True
         op = stream.request.integer(Tag.OP)
         if Tag.SANDBOX in stream.request:
             self.server.background(self._open(stream))
