@@ -245,5 +245,6 @@ int agent_main(int in_fd, int out_fd)
     }
     run();
     kill_rest();
+    wire_forget();
     return wire_exit_code();
 }

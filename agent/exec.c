@@ -255,6 +255,7 @@ static int launch(struct proc *p, struct spawn *sp, struct stdio *io)
     sp->in = io->in;
     sp->out = io->out;
     sp->err = io->err;
+    sp->pid_slot = p->slot;
     p->started_wall = wall_ns();
     p->started = now_ns();
     p->shim = shim_start(sp);

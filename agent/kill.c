@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "guest.h"
@@ -16,14 +17,28 @@
 #define SHIM_GRACE (1000 * MSEC)   /* a shim without a living child should be gone by then */
 #define SWEEP_AGAIN (500 * MSEC)
 
-/* Marks the tree. The shim itself is marked as its root; `is_root` tells it from the rest. */
+/* True if someone killed the shim, whether or not it has been reaped yet. */
+static bool lost_shim(const struct proc *p)
+{
+    siginfo_t info = {0};
+
+    if (p->shim_gone)
+        return p->orphaned;
+    return waitid(P_PID, (id_t)p->shim, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == p->shim &&
+           info.si_code != CLD_EXITED;
+}
+
+/* Marks the tree: the shim as its root, which is not itself a member, and all below. What a killed
+ * shim leaves are children of the agent; whose they were cannot be told apart any more. */
 static void mark(struct proctab *t, const struct proc *p)
 {
+    bool lost = lost_shim(p);
+
     for (size_t i = 0; i < t->count; i++) {
         struct procent *e = &t->all[i];
         if (!p->shim_gone && e->pid == p->shim)
             e->in = true;
-        if (p->orphaned && e->parent == guest.self && !proc_is_shim(e->pid))
+        if (lost && e->parent == guest.self && !proc_is_shim(e->pid))
             e->in = true;
     }
     proctab_spread(t);

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +17,36 @@ static struct proc **list_end = &proc_list;
 static int64_t last_id;
 
 #define REAP_PER_TURN 512
+#define SLOTS 1024
+#define SLOT_FREE 0
+#define SLOT_UNBORN (-1)
+
+/* One shared page for all commands that are starting: a command with the agent's uid can kill its
+ * shim before that has said a word, and must not be lost for it. */
+static pid_t *slots;
+
+static pid_t *slot_take(void)
+{
+    if (!slots) {
+        void *page = mmap(NULL, SLOTS * sizeof *slots, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED)
+            return NULL;
+        slots = page;
+    }
+    for (int i = 0; i < SLOTS; i++)
+        if (slots[i] == SLOT_FREE) {
+            slots[i] = SLOT_UNBORN;
+            return &slots[i];
+        }
+    return NULL;
+}
+
+static void slot_give(struct proc *p)
+{
+    if (p->slot)
+        *p->slot = SLOT_FREE;
+    p->slot = NULL;
+}
 
 struct proc *proc_new(void)
 {
@@ -23,6 +54,11 @@ struct proc *proc_new(void)
 
     if (!p)
         return NULL;
+    p->slot = slot_take();
+    if (!p->slot) {
+        free(p);
+        return NULL;
+    }
     p->id = ++last_id;
     p->in.fd = p->status.fd = -1;
     p->deadline = p->kill_next = p->settle = NEVER;
@@ -53,6 +89,7 @@ void proc_free(struct proc *p)
     if (list_end == &p->next)
         list_end = at;
     io_close_all(p);
+    slot_give(p);
     loop_close(&p->status);
     ring_free(&p->ch[0].ring);
     ring_free(&p->ch[1].ring);
@@ -126,13 +163,14 @@ static void start_failed(struct proc *p, const struct shim_report *r)
     p->deadline = NEVER;
 }
 
-static void started(struct proc *p, const struct shim_report *r)
+static void started(struct proc *p, pid_t ospid)
 {
     uint8_t buf[32];
     struct fw w = {buf, 0, sizeof buf, false};
 
     p->state = PROC_RUNNING;
-    p->ospid = r->pid;
+    p->ospid = ospid;
+    slot_give(p);
     fw_int(&w, TAG_PID, p->id);
     for (struct attach *a = p->attached; a; a = a->next)
         if (!a->replied) {
@@ -159,7 +197,7 @@ static void on_status(struct source *src, uint32_t events)
             return;
         }
         if (r.kind == SHIM_STARTED)
-            started(p, &r);
+            started(p, r.pid);
         else if (r.kind == SHIM_EXITED)
             proc_exited(p, r.status, r.cpu_us, r.maxrss);
         else {
@@ -182,6 +220,8 @@ static void shim_ended(struct proc *p, int status)
     loop_close(&p->status);
     p->shim_gone = true;
     p->orphaned = WIFSIGNALED(status);
+    if (p->state == PROC_STARTING && *p->slot > 0)
+        started(p, *p->slot); /* the shim was killed before it could say so */
     if (!p->orphaned) {
         p->killing = false;
         p->kill_next = NEVER;
@@ -214,6 +254,8 @@ static void orphan_ended(pid_t pid, int status, const struct rusage *ru)
     for (struct proc *p = proc_list; p; p = p->next) {
         if (p->state == PROC_STARTING && p->status.fd >= 0)
             on_status(&p->status, 0);
+        if (p->state == PROC_STARTING && *p->slot == pid)
+            started(p, pid);
         if (p->ospid == pid && p->state == PROC_RUNNING) {
             proc_exited(p, status, cpu_of(ru), (int64_t)ru->ru_maxrss * 1024);
             return;

@@ -45,6 +45,7 @@ struct proc {
     int64_t id;
     enum proc_state state;
     pid_t shim, ospid;
+    pid_t *slot; /* while starting: where the command's pid shows up even if the shim is killed */
     bool shim_gone;   /* reaped: the tree is empty, or orphaned if `orphaned` */
     bool orphaned;    /* someone killed the shim: what is left are children of the agent */
     bool pty, timed_out, killing, hidden;
@@ -64,6 +65,7 @@ struct proc {
 
 extern struct proc *proc_list;
 
+/* A new entry, starting. NULL without memory or when too many start at once. */
 struct proc *proc_new(void);
 struct proc *proc_find(int64_t id);
 void proc_free(struct proc *p);

@@ -95,6 +95,8 @@ static int become(const struct user *u)
             syscall(SYS_setresgid, u->gid, u->gid, u->gid) < 0 ||
             syscall(SYS_setresuid, u->uid, u->uid, u->uid) < 0)
             return -1;
+    } else if (!guest.no_users && guest.uid == 0) {
+        syscall(SYS_setgroups, u->ngroups, u->groups); /* refused in some namespaces: no harm */
     }
     if (drop_capabilities() < 0)
         return -1;
@@ -267,7 +269,8 @@ __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
         _exit(1);
     sigaction(SHIM_SWEEP, &sa, NULL);
     arrange_fds(s);
-    r.pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, s);
+    r.pid = clone(command_main, stack + sizeof stack,
+                  CLONE_VM | CLONE_VFORK | CLONE_PARENT_SETTID | SIGCHLD, s, s->pid_slot);
     if (r.pid < 0) {
         s->error_part = PART_FORK;
         s->error = errno;

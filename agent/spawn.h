@@ -17,6 +17,7 @@ struct spawn {
     bool pty;
     int in, out, err, status; /* fds for the command's 0, 1, 2 and for the shim's reports */
     volatile int error_part, error; /* written by the command before it becomes one */
+    pid_t *pid_slot; /* shared with the agent: the kernel writes the command's pid here at its birth */
 };
 
 /* Fixed size and below PIPE_BUF: a pipe never splits it. */

@@ -262,7 +262,7 @@ static void on_ctrl(struct stream *s, const struct frame *f)
 
 /* A second HELLO begins the connection anew: the sandbox was restored from a checkpoint and another
  * host holds it. Streams of the old one are forgotten without a word; processes live on. */
-static void forget_streams(void)
+void wire_forget(void)
 {
     for (int i = 0; i < BUCKETS; i++)
         while (table[i])
@@ -280,7 +280,7 @@ static const char *on_frame(const struct frame *f)
     switch (f->type) {
     case FRAME_HELLO:
         if (greeted)
-            forget_streams();
+            wire_forget();
         greeted = true;
         if (hello_handle(f->payload, f->length, &why))
             return why;

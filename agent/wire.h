@@ -50,6 +50,8 @@ void wire_trim(void);
 void wire_finish(int code);
 void wire_abort(int code, const char *why);
 int wire_exit_code(void);
+/* Drops all streams without a word: half-written files go, processes stay. */
+void wire_forget(void);
 void wire_hello(const struct fw *w);
 
 void stream_ready(struct stream *s);

@@ -205,10 +205,15 @@ class AgentClient:
         if taken:
             self.send(frame(FrameType.CREDIT, stream.number, struct.pack("<I", taken)))
 
-    def open(self, op: int, *pairs: tuple[Tag, int | bytes | str]) -> Stream:
+    def unsent(self) -> Stream:
+        """A stream with a number of its own whose OPEN the caller sends."""
         stream = Stream(self.next)
         self.next += 2
         self.streams[stream.number] = stream
+        return stream
+
+    def open(self, op: int, *pairs: tuple[Tag, int | bytes | str]) -> Stream:
+        stream = self.unsent()
         self.send(frame(FrameType.OPEN, stream.number, encode([(Tag.OP, op), *pairs])))
         return stream
 
