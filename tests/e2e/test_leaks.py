@@ -30,6 +30,16 @@ print("ready", flush=True)
 time.sleep(1000)
 """
 
+FORGETFUL = """
+import sys
+from sloplet import Sandbox
+
+boxes = [Sandbox(engine=sys.argv[1]) for _ in range(5)]
+for box in boxes:
+    box.run(["true"])
+    box.spawn(["sleep", "1000"], detached=True)
+"""
+
 AFTERWARDS = """
 import sys
 from sloplet import Sandbox
@@ -113,6 +123,14 @@ def test_a_holder_killed_outright_leaves_nothing(engine: str, home: Path, cleane
         assert len(during.processes - before.processes) > 20
         holder.send_signal(signal.SIGKILL)
     subprocess.run(clean if cleaner == "new sandbox" else [sys.executable, "-m", "sloplet.cli", "gc"], check=True)
+    assert settled(before, home, bury=True) == []
+
+
+def test_sandboxes_never_closed_end_quietly_with_the_program(engine: str, home: Path) -> None:
+    subprocess.run([sys.executable, "-c", AFTERWARDS, engine], check=True)
+    before = snapshot(home)
+    done = subprocess.run([sys.executable, "-c", FORGETFUL, engine], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
     assert settled(before, home, bury=True) == []
 
 
