@@ -156,20 +156,17 @@ static int clone_child(void) {
     return (int)pid;
 }
 
-/* The first process of the sandbox says one byte, or why it could not start. */
-static void await_ready(int child) {
+/* The first process of the sandbox says one byte, or why it could not start. Returns whether it did. */
+static int await_ready(int child) {
     char line[1024];
     ssize_t size;
     while ((size = recv(launch.sync, line, sizeof line, 0)) < 0 && errno == EINTR) {}
-    if (size == 1) return;
+    if (size == 1) return 1;
     int status = 0;
     waitpid(child, &status, 0);
-    if (size > 1) {
-        if (write(FD_STATUS, line, (size_t)size) < 0) { /* nobody listens */ }
-    } else {
-        snprintf(line, sizeof line, "status %d", status);
-        fail("start", "the sandbox's first process died", 0, line);
-    }
+    if (size <= 0) size = snprintf(line, sizeof line, "start: the sandbox's first process died: status %d\n", status);
+    if (write(FD_STATUS, line, (size_t)size) < 0) { /* nobody listens */ }
+    return 0;
 }
 
 static void open_joins(const struct plan *plan) {
@@ -236,7 +233,10 @@ int launch_main(int argc, char **argv) {
         }
     }
     send_slots();
-    await_ready(child);
+    if (!await_ready(child)) {
+        remove_cgroups(plan);
+        return END_START_FAILED;
+    }
     hold_signals(); /* before "ok": from then on the holder may ask for the end, and that must not kill us unreaped */
     close(launch.sync);
     char line[32];

@@ -54,7 +54,7 @@ enum {
     STEP_OVERLAY = 69,  /* u64 OVERLAY_* bits, u64 attributes, text path in the root ("" is the root itself), u64 slot */
     STEP_MKDIR = 70,    /* u64 mode, text path; parents are made 0755; an existing folder is kept */
     STEP_SYMLINK = 71,  /* text target, text path */
-    STEP_FILE = 72,     /* u64 mode, text path, bytes */
+    STEP_FILE = 72,     /* u64 mode (with FILE_IF_ALLOWED or not), text path, bytes */
     STEP_MOUNT = 73,    /* u64 slot, text path: attach it there; the mount point is made if missing */
     STEP_FS = 74,       /* u64 attributes, text type, text options, text path */
     STEP_MASK = 75,     /* text path: hide it behind an empty read-only file or folder, if it is there */
@@ -65,6 +65,9 @@ enum {
     STEP_ALLOW = 80,    /* u64 rights, text host path: a Landlock rule, if it is there */
     STEP_CHDIR = 81,    /* text path */
 };
+
+/* a rootfs that belongs to somebody else may not let us write there */
+#define FILE_IF_ALLOWED 0x80000000u
 
 enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
 
@@ -171,5 +174,6 @@ void seccomp_install(uint64_t bits);
 /* supervise.c */
 void hold_signals(void);
 int supervise(struct launch *launch, int holder);
+void remove_cgroups(const struct plan *plan);
 
 #endif

@@ -231,10 +231,11 @@ void write_file(int root, const char *path, struct text content, unsigned mode) 
     if (above < 0) fail("file", path, errno, "");
     const char *name = slash ? slash + 1 : path;
     int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    int fd = openat(above, name, flags, mode);
-    if (fd < 0 && errno == ELOOP && unlinkat(above, name, 0) == 0) fd = openat(above, name, flags, mode);
-    if (fd < 0) fail("file", path, errno, "");
+    int fd = openat(above, name, flags, mode & 07777);
+    if (fd < 0 && errno == ELOOP && unlinkat(above, name, 0) == 0) fd = openat(above, name, flags, mode & 07777);
+    if (fd < 0 && !(mode & FILE_IF_ALLOWED)) fail("file", path, errno, "");
     close(above);
+    if (fd < 0) return;
     if (write(fd, content.bytes, content.size) != (ssize_t)content.size) fail("file", path, errno, "");
     close(fd);
 }

@@ -134,7 +134,7 @@ static int oom_kills(const struct plan *plan) {
     return 0;
 }
 
-static void remove_cgroups(const struct plan *plan) {
+void remove_cgroups(const struct plan *plan) {
     for (int i = 0; i < plan->removes; i++)
         for (int tries = 0; tries < REMOVE_TRIES && rmdir(plan->remove[i]) < 0 && errno == EBUSY; tries++) pause_ms(1);
 }

@@ -15,7 +15,7 @@ from .base import HelloConfig, ResolvedImage
 from .cgroups import GroupPlan
 from .controls import Controls
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
-from .plan import Attr, Do, OverlayFlag, PlanFlag, Seccomp, Set, Step, TreeFlag, step
+from .plan import FILE_IF_ALLOWED, Attr, Do, OverlayFlag, PlanFlag, Seccomp, Set, Step, TreeFlag, step
 
 _QUIET = Attr.NOSUID | Attr.NODEV
 _INERT = Attr.NOSUID | Attr.NODEV | Attr.NOEXEC
@@ -274,8 +274,9 @@ def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> t
 
 def last_steps(request: JailRequest) -> tuple[Step, ...]:
     """The sandbox's own name, and the pivot."""
+    allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(hostname(request.spec, request.id))
-    return (*(step(Do.FILE, file.mode, _inside(file.path), file.content) for file in files), step(Do.PIVOT))
+    return (*(step(Do.FILE, file.mode | allowed, _inside(file.path), file.content) for file in files), step(Do.PIVOT))
 
 
 def container_plan(request: JailRequest, machine: Machine, view: host.HostView, controls: Controls) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ from enum import IntEnum, IntFlag
 
 MAGIC = 0x31504C53
 MAX_SLOTS = 64
+FILE_IF_ALLOWED = 0x80000000
 
 
 class Set(IntEnum):
