@@ -236,6 +236,8 @@ def file_change(record: Fields) -> FileChange:
 def _path_request(op: Op, path: str, user: str | None) -> Fields:
     fields = request(op, (Tag.PATH, _checked(path)))
     if user is not None:
+        if not isinstance(user, str) or not user or "\0" in user:
+            raise SpecError(f"user={str(user)[:80]!r} is not valid", hint="a name, or numbers as uid[:gid]")
         fields.add(Tag.USER, user)
     return fields
 

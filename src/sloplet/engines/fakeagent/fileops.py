@@ -52,17 +52,16 @@ class FileOps:
 
     async def read(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         node = self.vfs.find(path, self.workdir, cred)
-        if node.is_dir:
-            raise fail(errno.EISDIR, path)
+        if node.is_dir or node.device:
+            raise fail(errno.EISDIR if node.is_dir else errno.EINVAL, path)
         if not node.allows(cred, READ):
             raise fail(errno.EACCES, path)
         stream.reply(stat_fields(node))
         at, count = request.integer(Tag.OFFSET, 0), 0
         left = request.integer(Tag.LENGTH, 2**62)
-        device = Device(node.device) if node.device else None
         while left > 0 and not stream.was_reset:
             most = min(_PIECE, left)
-            piece = await device.read(most) if device else bytes(node.data[at : at + most])
+            piece = bytes(node.data[at : at + most])
             if not piece:
                 break
             await stream.send(piece)

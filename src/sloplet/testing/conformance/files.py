@@ -242,10 +242,9 @@ class TestFileErrors:
 
     def test_devices(self, box: Sandbox) -> None:
         assert box.files.stat("/dev/null").type == "other"
-        assert box.files.read("/dev/null") == b""
-        assert box.files.read("/dev/zero", length=100_000) == bytes(100_000)
-        with pytest.raises(FileError, match="larger"):
-            box.files.read("/dev/zero", max_bytes=1_000_000)
+        for path in ("/dev/null", "/dev/zero", "/dev/tty"):  # they may never end, or never begin
+            with pytest.raises(FileError):
+                box.files.read(path)
         assert box.files.write("/dev/null", DATA) == len(DATA)
 
 
