@@ -40,7 +40,7 @@ void set_limits(const struct plan *plan) {
     }
 }
 
-static void drop_capabilities(uint64_t keep) {
+static void drop_bounding_set(uint64_t keep) {
     for (int cap = 0; cap < 64; cap++) {
         if (keep >> cap & 1) continue;
         if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0) {
@@ -48,6 +48,10 @@ static void drop_capabilities(uint64_t keep) {
             fail("capabilities", "bounding set", errno, "");
         }
     }
+}
+
+static void drop_capabilities(uint64_t keep) {
+    drop_bounding_set(keep);
     if (prctl(PR_SET_SECUREBITS, BIT_NOROOT_LOCKED | BIT_KEEP_CAPS_LOCKED | BIT_NO_AMBIENT_LOCKED, 0, 0, 0) < 0)
         fail("capabilities", "securebits", errno, "");
     struct cap_header header = {CAP_VERSION_3, 0};
@@ -60,6 +64,7 @@ static void drop_capabilities(uint64_t keep) {
 
 void drop_privileges(const struct plan *plan) {
     if (plan->has_drop) {
+        drop_bounding_set(0);
         if (setgroups(0, NULL) < 0) fail("identity", "setgroups", errno, "");
         if (setresgid(plan->drop_gid, plan->drop_gid, plan->drop_gid) < 0) fail("identity", "setresgid", errno, "");
         if (setresuid(plan->drop_uid, plan->drop_uid, plan->drop_uid) < 0) fail("identity", "setresuid", errno, "");
