@@ -1,0 +1,39 @@
+"""Every hostile test runs on every engine of this machine; nothing may be left over after any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hostile_kit import Target, runtime, targets
+
+from sloplet import Sandbox
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "target" in metafunc.fixturenames:
+        found = targets()
+        metafunc.parametrize("target", found, ids=[target.label for target in found])
+
+
+@pytest.fixture
+def box(target: Target) -> Iterator[Sandbox]:
+    """A sandbox as users get it."""
+    with target.box() as made:
+        yield made
+
+
+@pytest.fixture
+def neighbour(target: Target) -> Iterator[Sandbox]:
+    """A second sandbox, which must feel nothing."""
+    with target.box() as made:
+        made.files.write("mine", "untouched")
+        yield made
+        assert made.run("cat mine").stdout == "untouched", "the neighbour was harmed"
+
+
+@pytest.fixture(autouse=True)
+def _none_left() -> Iterator[None]:
+    before = runtime().held
+    yield
+    assert runtime().held == before, "a test left a sandbox running"
