@@ -125,6 +125,14 @@ static void write_failed(struct stream *s, int error)
     stream_fail(s, error, "path", "writing failed: %s", strerror(error));
 }
 
+/* Where system calls that change modes are refused (the process rung), the mode given at creation must do. */
+static bool has_mode(int fd, mode_t mode)
+{
+    struct stat st;
+
+    return !fstat(fd, &st) && (st.st_mode & 07777) == mode;
+}
+
 static void write_finish(struct stream *s)
 {
     struct writing *w = s->ctx;
@@ -136,7 +144,7 @@ static void write_finish(struct stream *s)
         error = user_enter(&w->user);
         if (!error && w->keep_owner && fchown(w->out.fd, w->uid, w->gid) < 0)
             w->keep_owner = false; /* only root may give files away */
-        if (!error && fchmod(w->out.fd, w->mode) < 0)
+        if (!error && !has_mode(w->out.fd, w->mode) && fchmod(w->out.fd, w->mode) < 0)
             error = errno;
         if (!error && w->exclusive)
             error = rename_noreplace(w->dir, w->temp, w->dir, w->name);
@@ -308,6 +316,7 @@ static int open_in_place(struct writing *w, int flags)
 static int open_target(struct writing *w, int64_t flags, bool mode_given, const struct stat *old)
 {
     bool exists = old->st_mode != 0, regular = S_ISREG(old->st_mode);
+    mode_t mask;
     int fd;
 
     errno = EISDIR;
@@ -333,7 +342,9 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
         w->gid = old->st_gid;
     }
     random_name(w->temp);
-    fd = openat(w->dir, w->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    mask = umask(0);
+    fd = openat(w->dir, w->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, w->mode);
+    umask(mask);
     if (fd < 0) {
         int error = errno;
         w->temp[0] = 0;
