@@ -203,6 +203,7 @@ int launch_main(int argc, char **argv) {
     int pair[2];
     reset_signals();
     setsid(); /* fails where the spawner has done it */
+    prctl(PR_SET_NAME, "sloplet-super", 0, 0, 0); /* run from a descriptor, our name would be its number */
     umask(022);
     syscall(NR_close_range, FD_FIRST_FREE, ~0u, 0);
     plan_load(plan, FD_PLAN);
