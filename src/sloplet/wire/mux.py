@@ -37,6 +37,8 @@ _READ_SIZE = 65536
 _HIGH_WATER = 1 << 20
 _MERGE = 8192
 _CREDIT = struct.Struct("<I")
+#: CTRL is not under credit: what one read may bring must fit, and what waits is bounded all the same.
+_MAX_CTRLS, _MAX_CTRL = 4096, 256
 
 
 class _Waiters:
@@ -337,8 +339,10 @@ class AgentStream(_Stream):
         elif frame.type is FrameType.END:
             self._on_end()
         elif frame.type is FrameType.CTRL:
-            if len(self._ctrls) >= 64:
+            if len(self._ctrls) >= _MAX_CTRLS:
                 raise ProtocolError("too many CTRL frames at once")
+            if len(frame.payload) > _MAX_CTRL:
+                raise ProtocolError("a CTRL frame that is too long")
             self._ctrls.append(decode_fields(frame.payload))
             self._waiters.wake()
         elif frame.type is FrameType.RESET:
