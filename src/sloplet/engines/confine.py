@@ -63,6 +63,8 @@ def _rules(request: JailRequest, machine: Machine, view: host.HostView, folders:
     rules += [step(Do.ALLOW, _READ_FILE, f"/proc/{name}") for name in _KERNEL_FILES]
     device = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL
     rules += [step(Do.ALLOW, device & rights, f"/dev/{name}") for name in _DEVICES]
+    if machine.root:  # under a uid of its own the host's other terminals are closed to it
+        rules += [step(Do.ALLOW, (device | _READ_DIR) & rights, path) for path in ("/dev/ptmx", "/dev/pts", "/dev/tty")]
     rules += [step(Do.ALLOW, rights & ~_IOCTL, folders.path(name)) for name in FOLDERS]
     return rules
 
