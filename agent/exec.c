@@ -265,7 +265,11 @@ static int launch(struct proc *p, struct spawn *sp, struct stdio *io)
         close(status_read);
         return error;
     }
-    proc_watch_status(p, status_read);
+    if (proc_watch_status(p, status_read) < 0) {
+        close(status_read);
+        kill_begin(p); /* unheard it must not run */
+        return EMFILE;
+    }
     return 0;
 }
 
@@ -296,9 +300,14 @@ static void start(struct stream *s, const struct fields *f, struct block *b, con
     p->ch[0].ring.size = p->ch[1].ring.size = ring_round((uint64_t)fields_int(f, TAG_RING, (int64_t)guest.ring));
     error = launch(p, &sp, &io);
     if (error) {
-        p->shim_gone = p->hidden = true;
+        bool forked = p->shim > 0;
+        p->hidden = true;
+        p->state = PROC_EXITED;
+        p->shim_gone = !forked;
         stream_fail(s, error, NULL,
                     error == EAGAIN ? "the sandbox's process limit is reached" : "cannot fork");
+        /* that let go of the process: without a shim it was freed, else the reaper will */
+        p = NULL;
         goto out;
     }
     if (timeout > 0)

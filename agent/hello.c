@@ -96,7 +96,8 @@ static void append_line(const char *path, const char *text, size_t n, const char
     close(fd);
 }
 
-/* The `agent` user, where the image knows none: the first free uid from 1000 on. */
+/* The `agent` user, where the image knows none: the first free uid from 1000 on. Where we are not init
+ * the files may be a machine's own: they are left alone, and the fallback serves. */
 static void add_agent_user(const char *home)
 {
     size_t passwd_len = 0, group_len = 0;
@@ -116,8 +117,9 @@ static void add_agent_user(const char *home)
         snprintf(u->home, sizeof u->home, "%s", home);
         strcpy(u->shell, access("/bin/bash", X_OK) == 0 ? "/bin/bash" : "/bin/sh");
         snprintf(line, sizeof line, "agent:x:%u:%u::%s:%s\n", (unsigned)u->uid, (unsigned)u->gid, u->home, u->shell);
-        append_line("/etc/passwd", passwd, passwd_len, line);
-        if (!group_find(group, group_len, "agent", &gid)) {
+        if (guest.pid1)
+            append_line("/etc/passwd", passwd, passwd_len, line);
+        if (guest.pid1 && !group_find(group, group_len, "agent", &gid)) {
             snprintf(line, sizeof line, "agent:x:%u:\n", (unsigned)u->gid);
             append_line("/etc/group", group, group_len, line);
         }
@@ -158,7 +160,7 @@ static const char *take(const struct fields *f)
         return "HELLO has a text that is too long, or a WORKDIR that is not absolute";
     guest.no_users = flags & HELLO_FLAG_NO_USERS;
     guest.ring = (size_t)ring;
-    if (hostname[0] && sethostname(hostname, strlen(hostname)) < 0)
+    if (hostname[0] && guest.pid1 && sethostname(hostname, strlen(hostname)) < 0)
         hostname[0] = 0; /* not ours to set on every rung */
     return keep_env(f) ? NULL : "there is no memory for HELLO";
 }

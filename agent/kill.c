@@ -107,7 +107,7 @@ void kill_begin(struct proc *p)
 }
 
 /* Stops all, kills all. Number that were alive at the last look. */
-static int stop_and_kill(struct proctab *t, struct proc *p)
+static int stop_and_kill(struct proctab *t, struct proc *p, int64_t until)
 {
     int living = 0;
 
@@ -128,7 +128,7 @@ static int stop_and_kill(struct proctab *t, struct proc *p)
                 fresh++;
             }
         }
-        if (!fresh)
+        if (!fresh || now_ns() > until)
             break;
     }
     if (living)
@@ -149,7 +149,7 @@ int64_t kill_step(struct proc *p, int64_t now)
     if (now < p->kill_next && p->kill_next != NEVER)
         return p->kill_next;
     do
-        living = stop_and_kill(&t, p);
+        living = stop_and_kill(&t, p, until);
     while (living > 0 && now_ns() < until);
     proctab_free(&t);
     if (living < 0) {

@@ -207,9 +207,9 @@ static void on_status(struct source *src, uint32_t events)
     }
 }
 
-void proc_watch_status(struct proc *p, int fd)
+int proc_watch_status(struct proc *p, int fd)
 {
-    loop_add(&p->status, fd, EPOLLIN, on_status);
+    return loop_add(&p->status, fd, EPOLLIN, on_status);
 }
 
 /* A shim that ended by itself has no descendants. One that was killed leaves them to us. */

@@ -72,7 +72,7 @@ void proc_free(struct proc *p);
 /* Drops the oldest ended processes beyond the limits. */
 void proc_evict(void);
 void proc_exited(struct proc *p, int status, int64_t cpu_us, int64_t maxrss);
-void proc_watch_status(struct proc *p, int fd);
+int proc_watch_status(struct proc *p, int fd);
 /* Reaps a bounded number of children; true if there may be more. */
 bool proc_reap(void);
 /* Runs what is due; when it wants to be called next. */

@@ -214,13 +214,14 @@ void io_start(struct proc *p, int out_fd, int err_fd, int in_fd)
 
     for (int i = 0; i < 2; i++) {
         struct channel *c = &p->ch[i];
-        if (fds[i] < 0)
+        c->done = fds[i] < 0;
+        if (fds[i] >= 0 && loop_add(&c->source, fds[i], EPOLLIN, on_output) < 0) {
+            close(fds[i]); /* the kernel watches no more fds for us: the writer sees a broken pipe */
             c->done = true;
-        else
-            loop_add(&c->source, fds[i], EPOLLIN, on_output);
+        }
     }
     if (in_fd >= 0)
-        loop_add(&p->in, in_fd, 0, on_input);
+        loop_add(&p->in, in_fd, 0, on_input); /* cannot fail: nothing is waited for yet */
 }
 
 struct attach *io_attach(struct proc *p, struct stream *s, int64_t flags)

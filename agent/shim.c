@@ -198,42 +198,58 @@ static void on_sweep(int signum)
     sweep_asked = 1;
 }
 
-/* Without /proc a process cannot list its children, but waitid says of any pid whether it is one.
- * All descendants end up as children of the subreaper once those between are dead, so killing
- * children in passes ends everything; the agent asks again until the shim is gone. */
-static void sweep(void)
+static pid_t main_pid;
+
+/* Takes one dead child. True if there was one; ends the shim when there are no children left. */
+static bool collect(int flags)
 {
-    static const pid_t highest = 4194304; /* PID_MAX_LIMIT of 64-bit Linux */
-    siginfo_t info;
+    struct shim_report r = {.kind = SHIM_EXITED};
+    struct rusage ru;
+    pid_t pid = wait4(-1, &r.status, flags, &ru);
 
-    sweep_asked = 0;
-    for (pid_t pid = 2; pid < highest; pid++) {
-        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0)
-            kill(pid, SIGKILL);
-        if (pid % 65536 == 0 && waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
-            return; /* no children left */
-    }
-}
-
-static void reap(pid_t main_pid)
-{
-    for (;;) {
-        struct shim_report r = {.kind = SHIM_EXITED, .pid = main_pid};
-        struct rusage ru;
-        pid_t pid;
-
-        if (sweep_asked)
-            sweep();
-        pid = wait4(-1, &r.status, 0, &ru);
-        if (pid < 0 && errno == ECHILD)
-            _exit(0);
-        if (pid != main_pid)
-            continue;
+    if (pid < 0 && errno == ECHILD)
+        _exit(0);
+    if (pid > 0 && pid == main_pid) {
+        r.pid = pid;
         r.cpu_us = (int64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 +
                    ru.ru_utime.tv_usec + ru.ru_stime.tv_usec;
         r.maxrss = (int64_t)ru.ru_maxrss * 1024;
         report(&r);
         main_pid = -1;
+    }
+    return pid > 0;
+}
+
+/* Without /proc a process cannot list its children, but waitid says of any pid whether it is one.
+ * All descendants end up as children of the subreaper once those between are dead, so killing
+ * children in passes ends everything; the agent asks again until the shim is gone. Pids are given
+ * out upwards, so the search begins at the command's own. */
+static void sweep(pid_t from)
+{
+    static const pid_t highest = 4194304; /* PID_MAX_LIMIT of 64-bit Linux */
+    siginfo_t info;
+
+    sweep_asked = 0;
+    for (pid_t i = 0; i < highest; i++) {
+        pid_t pid = 2 + (from - 2 + i) % (highest - 2);
+
+        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
+            continue;
+        kill(pid, SIGKILL);
+        collect(0); /* its children are ours only when it is dead: begin again then */
+        while (collect(WNOHANG))
+            ;
+        i = -1;
+    }
+}
+
+__attribute__((noreturn)) static void reap(pid_t pid)
+{
+    main_pid = pid;
+    for (;;) {
+        if (sweep_asked)
+            sweep(pid);
+        collect(0);
     }
 }
 
@@ -290,7 +306,6 @@ __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
     sigaddset(&unblocked, SHIM_SWEEP);
     sigprocmask(SIG_UNBLOCK, &unblocked, NULL);
     reap(r.pid);
-    __builtin_unreachable();
 }
 
 pid_t shim_start(struct spawn *s)

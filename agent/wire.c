@@ -255,7 +255,7 @@ static void on_ctrl(struct stream *s, const struct frame *f)
     const char *why;
 
     if (fields_parse(f->payload, f->length, known, &fields, &why) || !fields_have(&fields, TAG_KIND))
-        wire_abort(2, "a CTRL frame that cannot be understood");
+        wire_abort(2, "protocol error: a CTRL frame that cannot be understood");
     else if (s->ops && s->ops->ctrl)
         s->ops->ctrl(s, &fields);
 }

@@ -571,6 +571,23 @@ def test_shim_stopped_by_its_own_command(box: AgentClient, mark: Marker) -> None
     mark.gone()
 
 
+@pytest.mark.parametrize("namespace", ["-Urm", "-Urmpf"])
+def test_without_proc_trees_die_too(namespace: str, tmp_path: Path, mark: Marker) -> None:
+    """Landlock may hide /proc: then the shim finds its children by asking for every pid."""
+    prefix = ["unshare", namespace, "sh", "-c"]
+    if not can(["unshare", namespace, "sh", "-c", "mount -t tmpfs t /proc"]):
+        pytest.skip("no user namespaces here")
+    client = connect([*prefix, 'mount -t tmpfs t /proc && exec "$@"', "sh"], tmp_path)
+    stream = client.spawn(f"{daemon(mark.text)}; echo up; trap '' TERM; sleep 1000; : {mark.text}", (Tag.TIMEOUT_MS, 500))
+    eventually(lambda: len(mark.pids()) >= 3, "the daemons' start")
+    assert client.wait(stream, 60).closed[Tag.TIMED_OUT] == 1
+    mark.gone()
+    stream = client.spawn(f"{daemon(mark.text)}; echo up; sleep 1000; : {mark.text}")
+    eventually(lambda: len(mark.pids()) >= 3, "the daemons' start")
+    client.close()
+    mark.gone()
+
+
 def test_zombies_are_reaped(box: AgentClient) -> None:
     code = "import os\nfor i in range(200):\n  if os.fork() == 0:\n    if os.fork(): os._exit(0)\n    os._exit(0)\nos._exit(9)"
     assert box.run([sys.executable, "-c", code]).closed[Tag.EXIT_CODE] == 9
