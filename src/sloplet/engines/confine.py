@@ -92,8 +92,9 @@ def process_plan(
     return (*settings, *rules, step(Do.CHDIR, folders.path("workspace")))
 
 
-def hello(request: JailRequest, view: host.HostView, folders: Folders) -> HelloConfig:
-    path = ":".join([*host.python_path(view), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"])
+def hello(request: JailRequest, folders: Folders, programs: list[str]) -> HelloConfig:
+    """``programs``: folders to search before the system's."""
+    path = ":".join([*programs, "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"])
     home, tmp = folders.path("home"), folders.path("tmp")
     env = (("PATH", path), ("LANG", "C.UTF-8"), ("HOME", home), ("TMPDIR", tmp), *request.spec.env)
     return HelloConfig(user="agent", workdir=folders.path("workspace"), home=home, env=env, no_users=True)

@@ -19,7 +19,7 @@ RANGE_SIZE = 65536
 RANGES = 0xFFE
 
 _MASKABLE = (
-    "acpi", "asound", "interrupts", "kallsyms", "kcore", "keys", "kmsg", "latency_stats", "sched_debug", "scsi",
+    "acpi", "asound", "interrupts", "kallsyms", "kcore", "keys", "latency_stats", "sched_debug", "scsi",
     "sysrq-trigger", "timer_list", "timer_stats",
 )  # fmt: skip
 _READ_ONLY = ("bus", "fs", "irq", "sys")

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from pathlib import PurePath
 
 from ..errors import EngineUnavailable, StartFailed, UnsupportedOperation
 from ..fs import remove_tree
@@ -139,13 +140,20 @@ class ProcessEngine:
 
         return await launch(
             frame(encode_steps(plan)),
-            confine.hello(jailed, self._view, folders),
+            confine.hello(jailed, folders, [path for path in host.python_path(self._view) if self._reachable(path)]),
             guarantees,
             facts.cgroup,
             group,
             released=lambda: self._ranges.discard(number),
             cleaned=lambda: _remove_outside(request.id),
         )
+
+    def _reachable(self, path: str) -> bool:
+        """Whether the sandbox's uid gets there: root's own interpreter may lie in a folder closed to others."""
+        if not self.machine.root:
+            return True
+        parents = (path, *(str(parent) for parent in PurePath(path).parents))
+        return all(os.path.isdir(parent) and os.stat(parent).st_mode & stat.S_IXOTH for parent in parents)
 
     def reap(self, sandbox_id: str) -> None:
         cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
