@@ -134,6 +134,22 @@ static void build_handlers(void) {
     ret(RET_ERRNO(EPERM));
     ret(RET_ALLOW);
 
+    handler[VERDICT_FCNTL_NO_METADATA] = (uint16_t)size;
+    load(ARG(1));
+    ret_if(1024, RET_ERRNO(EPERM)); /* F_SETLEASE: holds up whoever opens the file */
+    ret_if(1026, RET_ERRNO(EPERM)); /* F_NOTIFY */
+    ret_if(1036, RET_ERRNO(EPERM)); /* F_SET_RW_HINT */
+    ret_if(1038, RET_ERRNO(EPERM)); /* F_SET_FILE_RW_HINT */
+    ret(RET_ALLOW);
+
+    handler[VERDICT_IOCTL_NO_METADATA] = (uint16_t)size; /* a file's owner needs only read it to set its flags */
+    load(ARG(1));
+    emit(AND, 0xFF00, 0, 0);
+    ret_if('f' << 8, RET_ERRNO(EPERM));  /* FS_IOC_SETFLAGS and its kin */
+    ret_if('X' << 8, RET_ERRNO(EPERM));  /* FS_IOC_FSSETXATTR */
+    ret_if('v' << 8, RET_ERRNO(EPERM));  /* FS_IOC_SETVERSION */
+    ret_if(0x94 << 8, RET_ERRNO(EPERM)); /* btrfs */
+
     handler[VERDICT_IOCTL] = (uint16_t)size;
     load(ARG(1));
     ret_if(0x5412, RET_ERRNO(EPERM)); /* TIOCSTI: types into a terminal */
@@ -166,7 +182,7 @@ static void build_handlers(void) {
     for (unsigned which = 0; which < 2; which++) {
         handler[which ? VERDICT_IOPRIO : VERDICT_PRIORITY] = (uint16_t)size;
         load(ARG(0));
-        emit(JEQ, which, 0, 2);
+        emit(JEQ, which, 0, 3);
         load(ARG(1));
         ret_if(0, RET_ALLOW);
         ret(RET_ERRNO(EPERM));
@@ -174,7 +190,7 @@ static void build_handlers(void) {
 
     handler[VERDICT_UTIMENSAT] = (uint16_t)size; /* a null path, both halves of the pointer */
     load(ARG(1));
-    emit(JEQ, 0, 0, 2);
+    emit(JEQ, 0, 0, 3);
     load(ARG(1) + 4);
     ret_if(0, RET_ALLOW);
     ret(RET_ERRNO(EPERM));

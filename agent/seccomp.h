@@ -26,6 +26,8 @@ enum verdict {
     VERDICT_PRIORITY,  /* setpriority: PRIO_PROCESS, 0 */
     VERDICT_IOPRIO,    /* ioprio_set: IOPRIO_WHO_PROCESS, 0 */
     VERDICT_UTIMENSAT, /* of an open file only */
+    VERDICT_IOCTL_NO_METADATA, /* as VERDICT_IOCTL, and no flags of files */
+    VERDICT_FCNTL_NO_METADATA, /* no leases, notifications or hints on files */
     VERDICT_COUNT,
 };
 

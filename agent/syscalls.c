@@ -121,7 +121,8 @@ void seccomp_verdicts(uint8_t table[SYSCALL_COUNT], uint64_t bits) {
     table[SYS_socketpair] = VERDICT_SOCKETPAIR;
     table[SYS_clone] = VERDICT_CLONE;
     table[SYS_unshare] = VERDICT_UNSHARE;
-    table[SYS_ioctl] = VERDICT_IOCTL;
+    table[SYS_ioctl] = bits & SECCOMP_NO_METADATA ? VERDICT_IOCTL_NO_METADATA : VERDICT_IOCTL;
+    if (bits & SECCOMP_NO_METADATA) table[SYS_fcntl] = VERDICT_FCNTL_NO_METADATA;
     table[SYS_personality] = VERDICT_PERSONALITY;
     table[SYS_prctl] = VERDICT_PRCTL;
     table[SYS_mknodat] = VERDICT_MKNODAT;
