@@ -188,6 +188,9 @@ class FileError(SlopletError, OSError):
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "errno": self.errno}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_dict, (self.to_dict(),)  # OSError's own would lose errno
+
 
 class FileMissing(FileError, FileNotFoundError):
     pass

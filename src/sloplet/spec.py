@@ -18,8 +18,8 @@ from .errors import InvalidLimit, InvalidName, SpecError
 RUNGS = ("process", "container", "gvisor", "microvm", "vm")
 
 NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-_SIZE_RE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
-_DURATION_RE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.IGNORECASE)
+_SIZE_RE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE | re.ASCII)
+_DURATION_RE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.IGNORECASE | re.ASCII)
 _SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -210,6 +210,8 @@ class SandboxSpec:
 
 
 def check_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(env, Mapping):
+        raise SpecError(f"env={str(env)[:80]!r} is not a mapping", hint="for example {'LANG': 'C.UTF-8'}")
     pairs: Iterable[tuple[object, object]] = env.items()
     checked = []
     for key, value in pairs:
@@ -218,7 +220,7 @@ def check_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, str) or "\0" in value:
             raise SpecError(f"the value of the environment variable {key} must be a string without NUL")
         checked.append((key, value))
-    return tuple(checked)
+    return tuple(sorted(checked))  # their order has no meaning: equal settings are equal specs
 
 
 def _text(what: str, value: object, most: int) -> str:
