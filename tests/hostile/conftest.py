@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hostile_kit import Target, runtime, targets
+from hostile_kit import Target, make_rootfs, runtime, targets
 
 from sloplet import Sandbox
 
@@ -37,3 +38,14 @@ def _none_left() -> Iterator[None]:
     before = runtime().held
     yield
     assert runtime().held == before, "a test left a sandbox running"
+
+
+@pytest.fixture(scope="session")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small root file system of one static busybox."""
+    busybox = next((path for path in map(Path, ("/bin/busybox", "/usr/bin/busybox")) if path.exists()), None)
+    if busybox is None:
+        pytest.skip("no static busybox here (apt-get install busybox-static)")
+    folder = tmp_path_factory.mktemp("rootfs")
+    make_rootfs(folder, busybox)
+    yield folder

@@ -97,10 +97,15 @@ class Target:
                 pytest.skip(f"{self.label} cannot enforce {control} here")
 
 
-@cache
+_engines: dict[str, Engine] = {}
+
+
 def _engine(target: Target) -> Engine:
-    kind: Any = type(registry.load(target.name))
-    return kind(weaken=target.weaken, facts=target.facts)  # type: ignore[no-any-return]
+    key = repr((target.name, target.facts, target.weaken))
+    if key not in _engines:
+        kind: Any = type(registry.load(target.name))
+        _engines[key] = kind(weaken=target.weaken, facts=target.facts)
+    return _engines[key]
 
 
 @cache
@@ -246,3 +251,22 @@ def fingerprint(*folders: str | Path) -> str:
                 facts = (info.st_mode, info.st_uid, info.st_gid, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
                 digest.update(os.fsencode(os.path.join(path, name)) + repr(facts).encode())
     return digest.hexdigest()
+
+
+def make_rootfs(folder: Path, busybox: Path) -> None:
+    """A root file system: busybox under its names, users, a canary. Readable by whoever the sandbox maps to."""
+    for name in ("bin", "etc", "lib", "tmp"):
+        (folder / name).mkdir()
+    shutil.copy(busybox, folder / "bin/busybox")
+    (folder / "bin/busybox").chmod(0o755)
+    for name in "sh ls cat rm mv cp echo chmod touch true false sleep id ln mkdir readlink env grep".split():
+        (folder / "bin" / name).symlink_to("busybox")
+    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/home/agent:/bin/sh\n")
+    (folder / "etc/group").write_text("root:x:0:\nagent:x:1000:\n")
+    (folder / "canary").write_text("the image's own\n")
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+    for parent in list(folder.parents)[:2]:
+        if parent != Path(tempfile.gettempdir()) and parent.stat().st_uid == os.geteuid():
+            parent.chmod(0o755)

@@ -47,7 +47,12 @@ class ProcessEngine:
 
     @cached_property
     def _view(self) -> host.HostView:
-        return host.look()
+        view = host.look()
+        if self.machine.root:
+            return view
+        # Who owns a file and may open it may set its times, which nothing here can refuse without breaking touch(1):
+        # an interpreter that is the caller's own stays out of view.
+        return replace(view, prefixes=tuple(prefix for prefix in view.prefixes if not _own(prefix, self.machine.uid)))
 
     @cached_property
     def _probe(self) -> Probe:
@@ -158,6 +163,13 @@ class ProcessEngine:
     def reap(self, sandbox_id: str) -> None:
         cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
         _remove_outside(sandbox_id)
+
+
+def _own(path: str, uid: int) -> bool:
+    try:
+        return os.stat(path).st_uid == uid
+    except OSError:
+        return True
 
 
 def _outside(sandbox_id: str) -> str:

@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char zero[4096], folder[64] = "/tmp";
+static char zero[4096], folder[4096] = "/tmp";
 
 static void attempt(const char *name, long number, long a, long b, long c, long d, long e, long f) {
     fflush(stdout);
