@@ -31,6 +31,8 @@ from .wire.schema import (
 Content = bytes | str | Iterable[bytes] | AsyncIterable[bytes]
 _list = list  # the class has a method of that name
 MAX_READ = 256 * 2**20
+MAX_LISTED = 1_000_000
+_MAX_LISTED_TEXT = 64 * 2**20
 _TYPES = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink", FileType.OTHER: "other"}
 
 
@@ -128,7 +130,13 @@ class AsyncFiles:
         fields.add(Tag.FLAGS, int(ListFlag.RECURSIVE) if recursive else 0)
         if depth is not None:
             fields.add(Tag.DEPTH, _count("depth", depth))
-        found = [file_info(record) async for record in records(await self._open(fields))]
+        found: _list[FileInfo] = []
+        size = 0
+        async for record in records(await self._open(fields)):
+            found.append(file_info(record))
+            size += len(found[-1].name) + len(found[-1].target or "")
+            if len(found) > MAX_LISTED or size > _MAX_LISTED_TEXT:
+                raise FileError(f"{path} holds more than can be listed at once", hint="list its directories one by one")
         return sorted(found, key=lambda info: info.name)
 
     async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:

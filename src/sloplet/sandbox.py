@@ -14,7 +14,7 @@ from typing import Self
 from . import transfer
 from .controller import Controller, Event, SandboxInfo, Stream
 from .engines.base import Guarantee
-from .errors import SandboxClosed, SandboxExists, SandboxMismatch, SandboxNotFound
+from .errors import ProtocolError, SandboxClosed, SandboxExists, SandboxMismatch, SandboxNotFound
 from .files import AsyncFiles, records
 from .process import (
     DEFAULT_MAX_OUTPUT,
@@ -35,6 +35,7 @@ from .wire.mux import request
 from .wire.schema import ExecFlag, Op, SignalFlag, Tag
 
 OnProgress = Callable[[Progress], None]
+_MAX_PROCESSES = 100_000
 _list = list  # the class has a method of that name
 
 
@@ -241,7 +242,11 @@ class AsyncSandbox:
 
     async def processes(self) -> _list[ProcessInfo]:
         """Every process started through this API, running or ended lately."""
-        found = [process_info(record) async for record in records(await self._open(request(Op.PS)))]
+        found: _list[ProcessInfo] = []
+        async for record in records(await self._open(request(Op.PS))):
+            found.append(process_info(record))
+            if len(found) > _MAX_PROCESSES:
+                raise ProtocolError("the sandbox lists more processes than there can be")
         return sorted(found, key=lambda info: info.pid)
 
     async def attach(
