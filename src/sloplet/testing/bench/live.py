@@ -1,5 +1,5 @@
 """Many sandboxes at once, weighed. A program of its own: ``python -m sloplet.testing.bench.live ENGINE COUNT AT_ONCE``
-prints [count, MiB each by PSS, MiB each that the machine lost]."""
+prints [count, MiB each by PSS, MiB each that the machine lost, processes that only told their RSS]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from ...portal import portal
 from ...sandbox import AsyncSandbox
 from .measures import many, must
-from .memory import MIB, descendants, machine_available, pss, total_pss
+from .memory import MIB, descendants, machine_available, pss, weigh
 
 
 class Live:
@@ -21,18 +21,19 @@ class Live:
         self.engine = engine
         self.boxes: list[AsyncSandbox] = []
 
-    def measure(self, count: int, at_once: int) -> tuple[int, float, float]:
-        """Start ``count``, use each, weigh them: their number, MiB each by PSS, MiB each that the machine lost."""
+    def measure(self, count: int, at_once: int) -> tuple[int, float, float, int]:
+        """Start ``count``, use each, and weigh them: what this program prints."""
         portal().call(self._start(1, 1))  # what only the first one costs is not theirs
         portal().call(self._close())
         gc.collect()
         others, own, free = descendants(), pss(), machine_available()
         portal().call(self._start(count, at_once))
         mine = descendants() - others
-        weight = total_pss(mine) + max(0, pss() - own)
+        weight, guessed = weigh(mine)
+        weight += max(0, pss() - own)
         lost = free - machine_available()
         portal().call(self._use(at_once))
-        return len(self.boxes), weight / count / MIB, lost / count / MIB
+        return len(self.boxes), weight / count / MIB, lost / count / MIB, guessed
 
     def close(self) -> None:
         portal().call(self._close())

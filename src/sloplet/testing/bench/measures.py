@@ -15,7 +15,7 @@ from ...portal import portal
 from ...sandbox import AsyncSandbox
 from ...sync import Sandbox
 from .clock import timed
-from .memory import MIB, peak_resident, reset_peak, resident
+from .memory import MIB, peak_resident, reset_peak, rss
 
 _OUTPUT = "cat /dev/zero | head -c {size}"
 
@@ -70,15 +70,15 @@ async def many(life: Callable[[], Awaitable[None]], count: int, at_once: int) ->
             group.create_task(worker())
 
 
-def live_in_a_fresh_process(engine: str, count: int, at_once: int) -> tuple[int, float, float]:
-    """How many, MiB each by PSS, MiB each that the machine lost. Another process holds them: this one has room left
+def live_in_a_fresh_process(engine: str, count: int, at_once: int) -> tuple[int, float, float, int]:
+    """How many, MiB each by PSS, MiB each that the machine lost, how many processes only told their RSS. Another process holds them: this one has room left
     over from earlier suites, which would hide what they cost their holder."""
     command = [sys.executable, "-m", "sloplet.testing.bench.live", engine, str(count), str(at_once)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BrokenRun((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-    number, by_pss, by_machine = json.loads(done.stdout)
-    return number, by_pss, by_machine
+    number, by_pss, by_machine, guessed = json.loads(done.stdout)
+    return number, by_pss, by_machine, guessed
 
 
 def file_write(box: Sandbox, data: bytes) -> float:
@@ -120,7 +120,7 @@ def output(box: Sandbox, size: int) -> tuple[float, float]:
         return seen
 
     reset_peak()
-    before = resident()
+    before = rss()
     began = time.perf_counter()
     seen = portal().call(count())
     took = time.perf_counter() - began

@@ -273,9 +273,11 @@ def output(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) 
 
 def live(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) -> None:
     for engine in engines:
-        number, by_pss, by_machine = measures.live_in_a_fresh_process(engine, plan.live, plan.at_once)
+        number, by_pss, by_machine, guessed = measures.live_in_a_fresh_process(engine, plan.live, plan.at_once)
         report.add("live.count", engine, number)
-        report.add("live.pss", engine, by_pss, note=f"{number} live")
+        report.add(
+            "live.pss", engine, by_pss, note=f"{number} live" + (f"; {guessed} processes by RSS" if guessed else "")
+        )
         report.add("live.machine", engine, by_machine, note="MemAvailable, with the kernel's own share")
 
 
