@@ -71,8 +71,8 @@ async def many(life: Callable[[], Awaitable[None]], count: int, at_once: int) ->
 
 
 def live_in_a_fresh_process(engine: str, count: int, at_once: int) -> tuple[int, float, float, int]:
-    """How many, MiB each by PSS, MiB each that the machine lost, how many processes only told their RSS. Another process holds them: this one has room left
-    over from earlier suites, which would hide what they cost their holder."""
+    """What live.py prints. Another process holds them: this one has room left over from earlier suites, which would
+    hide what they cost their holder."""
     command = [sys.executable, "-m", "sloplet.testing.bench.live", engine, str(count), str(at_once)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -55,8 +55,8 @@ def parent_of(pid: int) -> int | None:
 
 
 def weigh(pids: Iterable[int]) -> tuple[int, int]:
-    """Their PSS together, and for how many of them it is RSS instead: the kernel shows the PSS of a process that has
-    other ids than ours (a sandbox's, to an ordinary user) to nobody. RSS is never less, so the sum is never too small."""
+    """Their PSS together, and for how many of them it is RSS instead: an ordinary user is not shown the PSS of a
+    process that has other ids than he (a sandbox's). RSS is never less, so the sum is never too small."""
     total = guessed = 0
     for pid in pids:
         try:
