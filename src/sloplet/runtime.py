@@ -31,6 +31,7 @@ from .wire.schema import HelloFlag, Op, Tag
 
 T = TypeVar("T")
 _START_TIMEOUT = 30.0
+_LAST_WORDS = 0.2
 _RING = 262144
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
 
@@ -265,7 +266,9 @@ class Runtime:
     def _on_lost(self, live: _Live, error: SlopletError) -> None:
         if isinstance(error, ProtocolError):
             live.fault = f"its agent broke the protocol: {error.message}"
-        live.instance.kill()
+            live.instance.kill()
+        else:  # most likely it has just ended: let its engine find out how, before we end it ourselves
+            asyncio.get_running_loop().call_later(_LAST_WORDS, live.instance.kill)
 
     async def _watch(self, live: _Live) -> None:
         """Wait for a sandbox's end, whoever brings it about, and tell everybody who waits on it."""

@@ -41,11 +41,11 @@ def _none_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small root file system of one static busybox."""
     busybox = next((path for path in map(Path, ("/bin/busybox", "/usr/bin/busybox")) if path.exists()), None)
     if busybox is None:
         pytest.skip("no static busybox here (apt-get install busybox-static)")
     folder = tmp_path_factory.mktemp("rootfs")
     make_rootfs(folder, busybox)
-    yield folder
+    return folder

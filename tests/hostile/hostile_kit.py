@@ -151,7 +151,8 @@ def probe(name: str) -> Path:
             pytest.skip("no C compiler for the probes")
         program = Path(_folder.name, name)
         source = PROBES / f"{name}.c"
-        command = [compiler, "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", str(program), str(source)]
+        flags = ["-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        command = [compiler, *flags, "-o", str(program), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         _built[name] = program
@@ -253,13 +254,16 @@ def fingerprint(*folders: str | Path) -> str:
     return digest.hexdigest()
 
 
+_APPLETS = ("sh", "ls", "cat", "rm", "mv", "cp", "echo", "chmod", "touch", "true", "false", "sleep", "id", "ln", "wc")
+
+
 def make_rootfs(folder: Path, busybox: Path) -> None:
     """A root file system: busybox under its names, users, a canary. Readable by whoever the sandbox maps to."""
     for name in ("bin", "etc", "lib", "tmp"):
         (folder / name).mkdir()
     shutil.copy(busybox, folder / "bin/busybox")
     (folder / "bin/busybox").chmod(0o755)
-    for name in "sh ls cat rm mv cp echo chmod touch true false sleep id ln mkdir readlink env grep".split():
+    for name in _APPLETS:
         (folder / "bin" / name).symlink_to("busybox")
     (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/home/agent:/bin/sh\n")
     (folder / "etc/group").write_text("root:x:0:\nagent:x:1000:\n")

@@ -59,7 +59,8 @@ def test_e01_posture_seen_from_the_host(target: Target, box: Sandbox, user: str)
 def test_e01_namespaces_differ(target: Target, box: Sandbox) -> None:
     target.need("private_processes", "private_filesystem")
     for kind in NAMESPACES:
-        inside, outside = box.run(["readlink", f"/proc/self/ns/{kind}"]).stdout.strip(), os.readlink(f"/proc/self/ns/{kind}")
+        path = f"/proc/self/ns/{kind}"
+        inside, outside = box.run(["readlink", path]).stdout.strip(), os.readlink(path)
         assert inside.startswith(f"{kind}:["), inside
         assert inside != outside, kind
     first, outside_first, count = (int(word) for word in box.run(["cat", "/proc/self/uid_map"]).stdout.split()[:3])
