@@ -26,6 +26,8 @@
 #include "watch.h"
 
 int agent_proc_fd = -1;
+int agent_fence_fd = -1;
+int (*agent_fence)(int fence_fd);
 struct guest guest = {.null_fd = -1};
 
 #define IDLE_TRIM (300 * MSEC)

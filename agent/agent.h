@@ -8,6 +8,11 @@
  * sandbox may set it before agent_main; it is marked close-on-exec and never reaches a command. */
 extern int agent_proc_fd;
 
+/* Where commands must be fenced in more narrowly than the agent: called in a command's own process, last before
+ * exec, with fence_fd (kept open until then). A failure is a failure to start. NULL: nothing more to do. */
+extern int agent_fence_fd;
+extern int (*agent_fence)(int fence_fd);
+
 /* Serves the wire on two fds until the host hangs up, asks for shutdown or breaks the protocol.
  * Returns an exit code: 0 for an orderly end, 2 for a protocol error, 1 when the agent itself
  * cannot go on. All processes of the sandbox are dead, or die with the pid namespace, by then.

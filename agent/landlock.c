@@ -31,6 +31,16 @@ int landlock_begin(const struct plan *plan) {
     return fd;
 }
 
+/* The narrower ruleset of commands: files only, since each command becomes a domain of its own, and signals among them
+ * must stay possible. */
+int landlock_fence(const struct plan *plan) {
+    if (!plan->has_landlock || !plan->landlock_fs) return -1;
+    struct ruleset_attr attr = {plan->landlock_fs, 0, 0};
+    int fd = (int)syscall(NR_landlock_create_ruleset, &attr, 8, 0);
+    if (fd < 0) fail("landlock", "create_ruleset", errno, "");
+    return fd;
+}
+
 void landlock_allow(int ruleset, uint64_t rights, const char *path) {
     struct stat info;
     if (ruleset < 0) return;

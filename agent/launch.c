@@ -108,6 +108,12 @@ static void report_ready(void) {
     close(launch.sync);
 }
 
+/* In a command's own process, before exec. */
+static int fence_command(int ruleset) {
+    if (launch.plan.seccomp & SECCOMP_FENCED && seccomp_no_metadata() < 0) return -1;
+    return agent_fence_fd < 0 ? 0 : (int)syscall(NR_landlock_restrict_self, ruleset, 0);
+}
+
 static int sandbox(void) {
     struct plan *plan = &launch.plan;
     fail_fd = launch.sync;
@@ -122,6 +128,7 @@ static int sandbox(void) {
     }
     receive_slots();
     launch.ruleset = landlock_begin(plan);
+    launch.fence = landlock_fence(plan);
     run_steps(&launch);
     set_limits(plan);
     drop_privileges(plan);
@@ -136,7 +143,11 @@ static int sandbox(void) {
     }
     report_ready();
     munmap((void *)(uintptr_t)plan->base, plan->size);
-    syscall(NR_close_range, FD_PLAN, ~0u, 0);
+    if (!(plan->flags & PLAN_NAMESPACES)) {
+        agent_fence = fence_command;
+        if (launch.fence >= 0 && (agent_fence_fd = dup2(launch.fence, FD_PLAN)) < 0) return END_AGENT_FAILED;
+    }
+    syscall(NR_close_range, agent_fence_fd < 0 ? FD_PLAN : FD_PLAN + 1, ~0u, 0);
     return agent_main(FD_WIRE_IN, FD_WIRE_OUT);
 }
 
@@ -209,7 +220,7 @@ int launch_main(int argc, char **argv) {
     plan_load(plan, FD_PLAN);
     close(FD_PLAN);
     for (int i = 0; i < MAX_SLOTS; i++) launch.slot[i] = -1;
-    launch.userns = launch.scratch = launch.root = launch.ruleset = launch.shutdown = launch.pidfd = -1;
+    launch.userns = launch.scratch = launch.root = launch.ruleset = launch.fence = launch.shutdown = launch.pidfd = -1;
     int holder = open_holder(plan);
     if (!(plan->flags & PLAN_NAMESPACES)) prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     open_joins(plan);

@@ -62,7 +62,7 @@ enum {
     STEP_PIVOT = 77,    /* the root becomes /; nothing of the host stays mounted */
     STEP_LOOPBACK = 78, /* bring lo up */
     STEP_WRITE = 79,    /* text path, bytes: write to an existing file (a sysctl), best effort */
-    STEP_ALLOW = 80,    /* u64 rights, text host path: a Landlock rule, if it is there */
+    STEP_ALLOW = 80,    /* u64 ALLOW_* bits, u64 rights, text host path: a Landlock rule, if it is there */
     STEP_CHDIR = 81,    /* text path */
 };
 
@@ -71,13 +71,16 @@ enum {
 
 enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
 
+enum { ALLOW_AGENT_ONLY = 1 /* not for commands */ };
+
 enum { OVERLAY_GUARDED = 1 /* what only root may read on the host stays unreadable, for root inside too */ };
 
 enum {
     SECCOMP_ON = 1,
     SECCOMP_BARE = 2,        /* process rung: no sockets, no tracing, no IPC, and of processes only one's own self */
     SECCOMP_NO_METADATA = 4, /* process rung under the caller's uid: Landlock does not guard modes, owners, times */
-    SECCOMP_NO_AFFINITY = 8  /* cpus= is enforced by affinity: it must not be widened again */
+    SECCOMP_NO_AFFINITY = 8, /* cpus= is enforced by affinity: it must not be widened again */
+    SECCOMP_FENCED = 16      /* and commands may not change them of open files either: some they can read are the caller's */
 };
 
 struct reader {
@@ -117,6 +120,7 @@ struct launch {
     int scratch;     /* root of the scratch filesystem, in the child */
     int root;        /* the sandbox's root, in the child */
     int ruleset;     /* Landlock, in the child */
+    int fence;       /* Landlock, for commands beyond that: the process rung */
     int shutdown;    /* in the supervisor: a folder on the ext4 scratch, or -1 */
     int pidfd;       /* of the child, in the supervisor */
     int overlays;    /* made so far */
@@ -165,11 +169,13 @@ void drop_privileges(const struct plan *plan);
 
 /* landlock.c */
 int landlock_begin(const struct plan *plan);
+int landlock_fence(const struct plan *plan);
 void landlock_allow(int ruleset, uint64_t rights, const char *path);
 void landlock_enforce(int ruleset);
 
 /* seccomp.c */
 void seccomp_install(uint64_t bits);
+int seccomp_no_metadata(void);
 
 /* supervise.c */
 void hold_signals(void);

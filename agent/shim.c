@@ -31,6 +31,7 @@
 #endif
 #define STATUS_FD 3
 #define PROC_FD 4
+#define FENCE_FD 5
 #define STACK_SIZE (64 * 1024)
 
 /* A sanitizer keeps a shadow of the stack it knows: the child's is not that one. */
@@ -175,6 +176,8 @@ NO_SANITIZER static int command_main(void *arg)
     if (enter_cwd(s) < 0)
         goto failed;
     s->error_part = PART_COMMAND;
+    if (agent_fence && agent_fence(FENCE_FD) < 0)
+        goto failed;
     close_from(3);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -256,9 +259,10 @@ __attribute__((noreturn)) static void reap(pid_t pid)
 static void arrange_fds(const struct spawn *s)
 {
     /* Sources are above 2, and the status fd is moved only when 3 and 4 are not needed any more;
-     * it may be 4 itself, and the proc fd 3, so both go out of the way first. */
+     * it may be 4 itself, and the proc fd 3, so all go out of the way first. */
     int status = fcntl(s->status, F_DUPFD_CLOEXEC, 16);
     int proc = agent_proc_fd < 0 ? -1 : fcntl(agent_proc_fd, F_DUPFD_CLOEXEC, 16);
+    int fence = agent_fence_fd < 0 ? -1 : fcntl(agent_fence_fd, F_DUPFD_CLOEXEC, 16);
 
     dup2(s->in, 0);
     dup2(s->out, 1);
@@ -266,8 +270,12 @@ static void arrange_fds(const struct spawn *s)
     dup3(status, STATUS_FD, O_CLOEXEC);
     if (proc >= 0)
         dup3(proc, PROC_FD, O_CLOEXEC);
+    else
+        close(PROC_FD);
     agent_proc_fd = proc < 0 ? -1 : PROC_FD;
-    close_from(proc < 0 ? STATUS_FD + 1 : PROC_FD + 1);
+    if (fence >= 0)
+        dup3(fence, FENCE_FD, O_CLOEXEC);
+    close_from(fence < 0 ? PROC_FD + 1 : FENCE_FD + 1);
 }
 
 __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)

@@ -117,8 +117,10 @@ static void run(struct launch *launch, struct step *step) {
         break;
     }
     case STEP_ALLOW: {
-        uint64_t rights = arg_u64(args);
-        landlock_allow(launch->ruleset, rights, arg_text(args).bytes);
+        uint64_t bits = arg_u64(args), rights = arg_u64(args);
+        const char *path = arg_text(args).bytes;
+        landlock_allow(launch->ruleset, rights, path);
+        if (!(bits & ALLOW_AGENT_ONLY)) landlock_allow(launch->fence, rights, path);
         break;
     }
     case STEP_CHDIR: {

@@ -68,10 +68,9 @@ static const uint16_t of_pid[] = {
     N(prlimit64), N(sched_setattr), N(sched_setparam), N(sched_setscheduler), N(sched_setaffinity),
 };
 
-/* Landlock lets these through on any path. */
+/* Landlock lets these through on any path. (Of an open file the agent may, for its file calls; commands may not.) */
 static const uint16_t metadata[] = {
-    N(fchmod), N(fchmodat), N(fchown), N(fchownat), N(fremovexattr), N(fsetxattr), N(lremovexattr), N(lsetxattr),
-    N(removexattr), N(setxattr), N(truncate), 452 /* fchmodat2 */,
+    N(fchmodat), N(fchownat), N(lremovexattr), N(lsetxattr), N(removexattr), N(setxattr), N(truncate), 452 /* fchmodat2 */,
 #ifdef __x86_64__
     N(chmod), N(chown), N(futimesat), N(lchown), N(utime), N(utimes),
 #endif

@@ -70,7 +70,7 @@ def test_a_default_disk_in_memory_leaves_room_for_programs() -> None:
 
 
 def test_a_named_disk_is_given_in_full() -> None:
-    root = Machine(cgroup=ALL, root=True, loop=True, mkfs="/sbin/mkfs.ext4", kernel=(6, 1))
+    root = Machine(cgroup=ALL, root=True, drops=True, loop=True, mkfs="/sbin/mkfs.ext4", kernel=(6, 1))
     for machine, kind in ((root, "ext4"), (Machine(cgroup=ALL), "tmpfs")):
         decided = decide(SandboxSpec.make(disk="3g"), machine, "id", namespaces=True)
         assert (decided.scratch.kind, decided.scratch.size) == (kind, 3 * 2**30)

@@ -14,13 +14,13 @@ from sloplet.engines.base import ResolvedImage
 from sloplet.engines.cgroups import Hierarchy
 from sloplet.engines.controls import decide
 from sloplet.engines.machine import FIRST_RANGE, Machine
-from sloplet.engines.plan import Attr, Do, OverlayFlag, PlanFlag, Seccomp, Set, Step, TreeFlag
+from sloplet.engines.plan import AllowFlag, Attr, Do, OverlayFlag, PlanFlag, Seccomp, Set, Step, TreeFlag
 from sloplet.images.host import HostView
 from sloplet.spec import SandboxSpec
 
 V1 = Hierarchy(1, {"memory": "/cg/memory", "pids": "/cg/pids", "cpu": "/cg/cpu"})
-ROOT = Machine(kernel=(6, 8), uid=0, gid=0, user="root", root=True, landlock_abi=6, loop=True, mkfs="/sbin/mkfs.ext4",
-               proc_masked=("keys", "kcore"), proc_readonly=("sys",), cgroup=V1)  # fmt: skip
+ROOT = Machine(kernel=(6, 8), uid=0, gid=0, user="root", root=True, drops=True, landlock_abi=6, loop=True,
+               mkfs="/sbin/mkfs.ext4", proc_masked=("keys", "kcore"), proc_readonly=("sys",), cgroup=V1)  # fmt: skip
 RANGE = Machine(uid=1001, gid=1002, user="ann", subuid=(100000, 65536), subgid=(200000, 65536), landlock_abi=6,
                 newuidmap="/usr/bin/newuidmap", newgidmap="/usr/bin/newgidmap")  # fmt: skip
 SINGLE = Machine(uid=1001, gid=1002, user="ann", landlock_abi=4)
@@ -168,7 +168,7 @@ def test_numbers_are_the_launchers() -> None:
     header = (Path(__file__).parents[2] / "agent" / "launch.h").read_text()
     numbers = {name: int(value) for name, value in re.findall(r"\b([A-Z0-9_]+) = (\d+)\b", header)}
     for prefix, enum in (("SET_", Set), ("STEP_", Do), ("PLAN_", PlanFlag), ("TREE_", TreeFlag), ("SECCOMP_", Seccomp),
-                         ("OVERLAY_", OverlayFlag), ("END_", plan.End)):  # fmt: skip
+                         ("OVERLAY_", OverlayFlag), ("ALLOW_", AllowFlag), ("END_", plan.End)):  # fmt: skip
         for member in enum:
             assert numbers[prefix + str(member.name)] == member.value
         named = {name for name in numbers if name.startswith(prefix)}

@@ -13,7 +13,7 @@ from .base import HelloConfig
 from .controls import Controls
 from .jail import JailRequest, common_settings
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
-from .plan import Do, PlanFlag, Seccomp, Set, Step, step
+from .plan import AllowFlag, Do, PlanFlag, Seccomp, Set, Step, step
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL = 1 << 14, 1 << 15
@@ -23,6 +23,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _PUBLIC_ETC = ("passwd", "group", "nsswitch.conf", "hosts")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _KERNEL_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
+_ALL = AllowFlag(0)
 FOLDERS = ("workspace", "home", "tmp")
 
 
@@ -45,37 +46,50 @@ def filesystem_rights(abi: int) -> int:
 
 
 def own_uid(machine: Machine, id_range: int) -> int | None:
-    """As root, a sandbox runs under an id of its own; otherwise under the caller's."""
-    return FIRST_RANGE + id_range * RANGE_SIZE + 1000 if machine.root else None
+    """For root, a sandbox runs under an id of its own; otherwise under the caller's."""
+    return FIRST_RANGE + id_range * RANGE_SIZE + 1000 if machine.drops else None
 
 
 def _readable(view: host.HostView, machine: Machine) -> list[str]:
     parts = [part.path for part in host.interpreter_parts(view) if isinstance(part, host.Overlay)]
     # Before ABI 3 a file that may be read can be truncated too, if its owner tries: keep the caller's own files away.
-    return [*_SYSTEM, *(parts if machine.root or machine.landlock_abi >= 3 else [])]
+    return [*_SYSTEM, *(parts if machine.drops or machine.landlock_abi >= 3 else [])]
 
 
-def _rules(request: JailRequest, machine: Machine, view: host.HostView, folders: Folders) -> list[Step]:
-    rights = filesystem_rights(machine.landlock_abi)
-    rules = [step(Do.ALLOW, _RUN & rights, path) for path in _readable(view, machine)]
+def _rules(machine: Machine, view: host.HostView, folders: Folders) -> list[Step]:
+    guarded = filesystem_rights(machine.landlock_abi)
+
+    def allow(rights: int, path: str, bits: AllowFlag = _ALL) -> Step:
+        return step(Do.ALLOW, bits, rights & guarded, path)
+
+    rules = [allow(_RUN, path) for path in _readable(view, machine)]
     etc = [path for path in view.entries if path.startswith("/etc/")]
-    rules += [step(Do.ALLOW, _READ & rights, path) for path in (*etc, *(f"/etc/{name}" for name in _PUBLIC_ETC))]
-    rules += [step(Do.ALLOW, _READ_FILE, f"/proc/{name}") for name in _KERNEL_FILES]
+    rules += [allow(_READ, path) for path in (*etc, *(f"/etc/{name}" for name in _PUBLIC_ETC))]
+    rules += [allow(_READ_FILE, f"/proc/{name}") for name in _KERNEL_FILES]
+    rules.append(allow(_READ, "/proc", AllowFlag.AGENT_ONLY))  # to see its own processes; a command would see all
     device = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL
-    rules += [step(Do.ALLOW, device & rights, f"/dev/{name}") for name in _DEVICES]
-    if machine.root:  # under a uid of its own the host's other terminals are closed to it
-        rules += [step(Do.ALLOW, (device | _READ_DIR) & rights, path) for path in ("/dev/ptmx", "/dev/pts", "/dev/tty")]
-    rules += [step(Do.ALLOW, rights & ~_IOCTL, folders.path(name)) for name in FOLDERS]
+    rules += [allow(device, f"/dev/{name}") for name in _DEVICES]
+    # The agent opens terminals; commands get theirs open. Under the caller's uid his other ones lie there too.
+    terminals = _ALL if machine.drops else AllowFlag.AGENT_ONLY
+    rules += [allow(device | _READ_DIR, path, terminals) for path in ("/dev/ptmx", "/dev/pts", "/dev/tty")]
+    rules += [allow(~_IOCTL, folders.path(name)) for name in FOLDERS]
     return rules
 
 
 def process_plan(
-    request: JailRequest, machine: Machine, view: host.HostView, controls: Controls, folders: Folders
+    request: JailRequest,
+    machine: Machine,
+    view: host.HostView,
+    controls: Controls,
+    folders: Folders,
+    *,
+    owned_in_view: bool,
 ) -> tuple[Step, ...]:
-    """The whole plan of a process sandbox."""
+    """The whole plan of a process sandbox. ``owned_in_view``: it can read files of the caller's own (his interpreter),
+    whose modes and times an owner may change through any descriptor."""
     seccomp = Seccomp.ON | Seccomp.BARE
-    if not machine.root:
-        seccomp |= Seccomp.NO_METADATA
+    if not machine.drops:
+        seccomp |= Seccomp.NO_METADATA | (Seccomp.FENCED if owned_in_view else Seccomp(0))
     if controls.pinned:
         seccomp |= Seccomp.NO_AFFINITY
     settings = [step(Set.FLAGS, PlanFlag.PROBE if request.probe else 0), *common_settings(request, controls)]
@@ -88,7 +102,7 @@ def process_plan(
     if "landlock" not in request.weaken:
         abi = machine.landlock_abi
         settings.append(step(Set.LANDLOCK, filesystem_rights(abi), 3 if abi >= 4 else 0, 3 if abi >= 6 else 0))
-        rules = _rules(request, machine, view, folders)
+        rules = _rules(machine, view, folders)
     return (*settings, *rules, step(Do.CHDIR, folders.path("workspace")))
 
 

@@ -112,9 +112,12 @@ def _pids(limits: Limits, machine: Machine, *, namespaces: bool) -> tuple[Guaran
         how = f"cgroup v{machine.cgroup.version} pids (and {PIDS_EXTRA} more for the agent's own)"
         return Guarantee("pids", True, how, value), []
     if namespaces and machine.kernel >= (5, 14):
-        how = f"RLIMIT_NPROC in its own user namespace, each user inside (and {PIDS_EXTRA} more for the agent's own)"
+        how = "RLIMIT_NPROC in its own user namespace, for each user inside"
+        if machine.root or machine.helpers:  # the agent's own count as another user's
+            return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids)]
+        how += f" (and {PIDS_EXTRA} more for the agent's own)"
         return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids + PIDS_EXTRA)]
-    if machine.root:  # the process rung: a uid of its own, counted by itself
+    if machine.drops:  # the process rung: a uid of its own, counted by itself
         how = f"RLIMIT_NPROC of a uid of its own (and {PIDS_EXTRA} more for the agent's own)"
         return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids + PIDS_EXTRA)]
     return Guarantee("pids", False, f"not enforced: {machine.cgroup.reason}", ""), []

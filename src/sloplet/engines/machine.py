@@ -35,6 +35,7 @@ class Machine:
     gid: int = 1000
     user: str = ""
     root: bool = False  #: may do everything a sandbox needs in the first user namespace
+    drops: bool = False  #: may at least become any other user (root in a container, too)
     subuid: tuple[int, int] | None = None  #: first id, count
     subgid: tuple[int, int] | None = None
     newuidmap: str | None = None
@@ -97,9 +98,12 @@ def _read(path: str) -> str:
         return ""
 
 
-def _has_admin(status: str) -> bool:
+_CAN_DROP = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # CHOWN, KILL, SETGID, SETUID
+_CAN_ADMIN = _CAN_DROP | 1 << 21  # SYS_ADMIN
+
+
+def _has_capabilities(status: str, wanted: int) -> bool:
     match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    wanted = 1 << 21 | 1 << 6 | 1 << 7 | 1 << 0  # SYS_ADMIN, SETGID, SETUID, CHOWN
     return match is not None and int(match[1], 16) & wanted == wanted
 
 
@@ -139,7 +143,9 @@ def _memory(meminfo: str) -> int:
 def machine() -> Machine:
     """This machine. Cheap, and kept: what it says does not change while a process runs."""
     uid = os.geteuid()
-    root = uid == 0 and _has_admin(_read("/proc/self/status")) and maps_high_ids(_read("/proc/self/uid_map"))
+    status = _read("/proc/self/status")
+    all_ids = uid == 0 and maps_high_ids(_read("/proc/self/uid_map"))
+    root = all_ids and _has_capabilities(status, _CAN_ADMIN)
     user = "root" if uid == 0 else _user_name(uid)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"
@@ -151,6 +157,7 @@ def machine() -> Machine:
         gid=os.getegid(),
         user=user,
         root=root,
+        drops=all_ids and _has_capabilities(status, _CAN_DROP),
         subuid=None if root else parse_subids(_read("/etc/subuid"), user, uid),
         subgid=None if root else parse_subids(_read("/etc/subgid"), user, uid),
         newuidmap=shutil.which("newuidmap", path=path),

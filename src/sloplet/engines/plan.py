@@ -67,6 +67,10 @@ class TreeFlag(IntFlag):
     OPTIONAL = 4
 
 
+class AllowFlag(IntFlag):
+    AGENT_ONLY = 1
+
+
 class OverlayFlag(IntFlag):
     GUARDED = 1
 
@@ -76,6 +80,7 @@ class Seccomp(IntFlag):
     BARE = 2
     NO_METADATA = 4
     NO_AFFINITY = 8
+    FENCED = 16
 
 
 class Attr(IntFlag):

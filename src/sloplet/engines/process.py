@@ -48,7 +48,7 @@ class ProcessEngine:
     @cached_property
     def _view(self) -> host.HostView:
         view = host.look()
-        if self.machine.root:
+        if self.machine.drops:
             return view
         # Who owns a file and may open it may set its times, which nothing here can refuse without breaking touch(1):
         # an interpreter that is the caller's own stays out of view.
@@ -78,15 +78,15 @@ class ProcessEngine:
         with tempfile.TemporaryDirectory(prefix="sloplet-probe-") as top:
             folders = _make_folders(top, confine.own_uid(facts, 0))
             request = JailRequest("probe", SandboxSpec(), ResolvedImage("host"), top, os.getpid(), probe=True)
-            plan = confine.process_plan(request, facts, self._view, decided, folders)
+            plan = confine.process_plan(request, facts, self._view, decided, folders, owned_in_view=True)
             return try_plan(frame(encode_steps(plan))), ""
 
     def _fixed(self, facts: Machine) -> tuple[Guarantee, ...]:
-        scoped = facts.landlock_abi >= 6 or facts.root
-        own = "a uid of its own" if facts.root else "the caller's uid"
+        scoped = facts.landlock_abi >= 6 or facts.drops
+        own = "a uid of its own" if facts.drops else "the caller's uid"
         files = "Landlock: programs and libraries read-only, writes only into its own folders"
-        if not facts.root:
-            files += "; no change of modes, owners or times anywhere"
+        if not facts.drops:
+            files += "; no change of modes and owners by name"
         signals = "Landlock scope" if facts.landlock_abi >= 6 else own
         how = f"no signals outside ({signals}), no tracing"
         if not scoped:
@@ -99,7 +99,7 @@ class ProcessEngine:
             Guarantee("ipc", seccomp, "seccomp: no System V or POSIX queues, no Unix sockets"),
             Guarantee("syscalls", seccomp, "seccomp allowlist on every ABI of the kernel"),
             Guarantee("privileges", True, f"no_new_privs, no capabilities, {own}"),
-            Guarantee("users", facts.root, own),
+            Guarantee("users", facts.drops, own),
         )
 
     def _decide(self, request: StartRequest) -> Controls:
@@ -127,19 +127,20 @@ class ProcessEngine:
 
     async def start(self, request: StartRequest) -> Instance:
         facts, decided = self.machine, self._decide(request)
-        if not facts.root and not facts.cgroup.enforces("pids"):
+        if not facts.drops and not facts.cgroup.enforces("pids"):
             # Counted together with all the caller's other processes: no control of the sandbox, but it stops a bomb.
             most = _tasks_of(facts.uid) + decided.limits.pids
             decided = replace(decided, rlimits=(*decided.rlimits, (resource.RLIMIT_NPROC, most)))
         start = zlib.crc32(request.id.encode()) % RANGES
         number = next((n for i in range(RANGES) if (n := (start + i) % RANGES) not in self._ranges), start)
-        top = _outside(request.id) if facts.root else str(request.place)
+        top = _outside(request.id) if facts.drops else str(request.place)
         group = cgroups.plan(facts.cgroup, request.id, decided.limits)
         jailed = JailRequest(
             request.id, request.spec, request.image, top, os.getpid(), group=group, id_range=number, weaken=self._weaken
         )
         folders = _make_folders(top, confine.own_uid(facts, number))
-        plan = confine.process_plan(jailed, facts, self._view, decided, folders)
+        owned = self._owned_in_view()
+        plan = confine.process_plan(jailed, facts, self._view, decided, folders, owned_in_view=owned)
         guarantees = (*decided.guarantees, *self._fixed(facts))
         self._ranges.add(number)
 
@@ -153,9 +154,15 @@ class ProcessEngine:
             cleaned=lambda: _remove_outside(request.id),
         )
 
+    def _owned_in_view(self) -> bool:
+        if host.interpreter_parts(self._view):
+            return True
+        shown = ("/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib")
+        return any(os.path.exists(path) and os.stat(path).st_uid == self.machine.uid for path in shown)
+
     def _reachable(self, path: str) -> bool:
         """Whether the sandbox's uid gets there: root's own interpreter may lie in a folder closed to others."""
-        if not self.machine.root:
+        if not self.machine.drops:
             return True
         parents = (path, *(str(parent) for parent in PurePath(path).parents))
         return all(os.path.isdir(parent) and os.stat(parent).st_mode & stat.S_IXOTH for parent in parents)
