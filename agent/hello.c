@@ -168,8 +168,8 @@ static const char *take(const struct fields *f)
 int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
 {
     static const uint64_t known = B(VERSION) | B(USER) | B(WORKDIR) | B(HOME) | B(ENV) | B(HOSTNAME) |
-                                  B(RING) | B(FLAGS) | B(ENTROPY);
-    uint8_t buf[128];
+                                  B(RING) | B(FLAGS) | B(ENTROPY) | B(TAG);
+    uint8_t buf[256];
     struct fw w = {buf, 0, sizeof buf, false};
     struct fields f;
     struct user u;
@@ -183,7 +183,7 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
         wire_finish(3);
         return 0;
     }
-    *why = take(&f);
+    *why = fields_have(&f, TAG_TAG) && f.text[TAG_TAG].len > 64 ? "HELLO has a TAG over 64 bytes" : take(&f);
     if (*why)
         return -1;
     memset(&guest.fallback, 0, sizeof guest.fallback);
@@ -197,6 +197,8 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     fw_int(&w, TAG_PID, guest.self);
     fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);
     fw_int(&w, TAG_FEATURES, 0);
+    if (fields_have(&f, TAG_TAG)) /* by it the host knows this answer from bytes that commands made up */
+        fw_bytes(&w, TAG_TAG, f.text[TAG_TAG].p, f.text[TAG_TAG].len);
     wire_hello(&w);
     return 0;
 }

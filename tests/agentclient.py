@@ -103,7 +103,8 @@ class AgentClient:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **popen
         )
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.to, self.fro = self.process.stdin.fileno(), self.process.stdout.fileno()
         os.set_blocking(self.fro, False)
         os.set_blocking(self.to, False)
