@@ -322,10 +322,11 @@ class FakeAgent:
 def furnish(kernel: Kernel) -> None:
     """The directories, devices and commands that every fake sandbox has."""
     vfs = kernel.vfs
-    for path in ("/bin", "/usr/bin", "/usr/local/bin", "/etc", "/dev", "/home", "/var/tmp", "/proc"):
+    for path in ("/bin", "/usr/local/bin", "/etc", "/dev", "/home", "/var/tmp", "/proc"):
         vfs.mkdir(path, "/", ROOT, parents=True)
     for path, mode in (("/tmp", 0o1777), ("/root", 0o700), ("/dev/shm", 0o1777)):
         vfs.mkdir(path, "/", ROOT, mode)
+    vfs.symlink("/usr/bin", "../bin", "/", ROOT)
     devices = {"null": "null", "zero": "zero", "full": "full", "random": "random", "urandom": "random", "tty": "tty"}
     for name, device in devices.items():
         vfs._add(vfs.find("/dev", "/", ROOT), name, Node(FileType.OTHER, 0o666, device=device), quiet=True)

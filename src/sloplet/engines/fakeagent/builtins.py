@@ -219,7 +219,7 @@ async def sh(c: Context) -> int:
         if len(args) < 2:
             await c.err("-c requires an argument")
             return 2
-        shell = Shell(c.proc, c.env, args[2:] or ["sh"])
+        shell = Shell(c.proc, c.env, args[2:] or [c.argv[0]])
         script: str | None = args[1]
     elif args:
         node = c.kernel.vfs.find(args[0], c.cwd, c.proc.cred)
@@ -228,7 +228,7 @@ async def sh(c: Context) -> int:
         shell = Shell(c.proc, c.env, args)
         script = os.fsdecode(bytes(node.data))
     else:
-        shell, script = Shell(c.proc, c.env, ["sh"]), None
+        shell, script = Shell(c.proc, c.env, [c.argv[0]]), None
     shell.assign("PWD", c.cwd)
     shell.stop_on_error = stop
     if script is not None:

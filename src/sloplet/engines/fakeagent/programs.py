@@ -347,7 +347,7 @@ async def _yes(c: Context) -> int:
 
 async def _ls(c: Context) -> int:
     flags, names = options(c.argv)
-    code = 0
+    code = shown = 0
     for name in names or ["."]:
         try:
             node = c.kernel.vfs.find(name, c.cwd, c.proc.cred, follow="d" not in flags)
@@ -362,7 +362,10 @@ async def _ls(c: Context) -> int:
             await c.err(f"cannot open directory '{name}': Permission denied")
             code = 2
             continue
-        for entry in sorted(node.entries):
+        if len(names) > 1:
+            await c.out("\n" * bool(shown) + f"{name}:\n")
+        shown += 1
+        for entry in sorted([".", "..", *node.entries] if "a" in flags else node.entries):
             if not entry.startswith(".") or "a" in flags or "A" in flags:
                 await c.out(entry + "\n")
     return code

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...process import AsyncProcess
 from ...sync import Sandbox
-from .support import needs_command, read_until
+from .support import needs_command, read_until, run_async
 
 
 class TestTerminal:
@@ -34,11 +35,12 @@ class TestTerminal:
         assert result.stdout == "typed\r\n[typed]\r\n"
 
     def test_interrupt(self, box: Sandbox) -> None:
-        process = box.spawn("echo ready; sleep 1000", pty=True)
-        read_until(process, "ready")
+        process = box.spawn(["cat"], pty=True)  # not a shell: dash itself may lose an interrupt while it forks
+        process.send("ready\n")
+        read_until(process, "ready\r\nready\r\n")
         process.send(b"\x03")
         result = process.wait()
-        assert result.exit_code == 130
+        assert (result.exit_code, result.signal) == (130, 2)
         assert "^C" in result.stdout
 
     def test_end_of_file(self, box: Sandbox) -> None:
@@ -60,6 +62,18 @@ class TestTerminal:
         read_until(process, "42\r\n")
         process.send("exit 5\n")
         assert process.wait().exit_code == 5
+
+    def test_many_resizes_at_once(self, box: Sandbox) -> None:
+        needs_command(box, "stty")
+
+        async def burst(process: AsyncProcess) -> None:
+            for rows in range(1, 1001):
+                await process.resize(rows, 7)
+
+        process = box.spawn("read x; stty size", pty=True)
+        run_async(burst(process._inner))
+        process.send("\n")
+        assert "1000 7" in process.wait().stdout
 
     def test_is_listed_as_terminal(self, box: Sandbox) -> None:
         process = box.spawn("read x", pty=True)
