@@ -12,13 +12,13 @@ as_root() {
     else return 1; fi
 }
 
-# need COMMAND=PACKAGE...: install the packages of the commands that are missing. What is there is not talked about.
+# need COMMAND=PACKAGE /FILE=PACKAGE...: install the packages of what is missing. What is there is not talked about.
 # Sets MISSING to what could not be installed.
 need() {
     local pair packages=() missing=()
     MISSING=""
     for pair in "$@"; do
-        PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%=*}" >/dev/null || { packages+=("${pair#*=}"); missing+=("${pair%%=*}"); }
+        [ -e "${pair%%=*}" ] || PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%=*}" >/dev/null || { packages+=("${pair#*=}"); missing+=("${pair%%=*}"); }
     done
     [ ${#packages[@]} -gt 0 ] || return 0
     if command -v apt-get >/dev/null && as_root true; then
