@@ -119,6 +119,8 @@ int rename_noreplace(int from_dir, const char *from, int to_dir, const char *to)
         return 0;
     if (errno != EINVAL && errno != ENOSYS)
         return errno;
+    if (fstatat(from_dir, from, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno;
     if (fstatat(to_dir, to, &st, AT_SYMLINK_NOFOLLOW) == 0)
         return EEXIST;
     return renameat(from_dir, from, to_dir, to) < 0 ? errno : 0;

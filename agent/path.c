@@ -46,9 +46,10 @@ static int link_text(int dirfd, const char *name, char *out, size_t cap)
 
     if (n < 0)
         return errno;
-    if (on_proc(dirfd) && out[0] == '/') /* "self" and "net" are plain links: relative ones */
-        return ELOOP;
     out[n] = 0;
+    /* "self" and "net" are plain links; magic ones read like "/a/path" or "pipe:[1]" */
+    if (on_proc(dirfd) && (out[0] == '/' || strchr(out, ':')))
+        return ELOOP;
     return 0;
 }
 
