@@ -56,17 +56,17 @@ def perform(step: Step, facts: Facts, say: Say, home: Home | None = None) -> Out
 def _package(step: Step, say: Say) -> Outcome:
     say(step.command)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    process = subprocess.Popen(
+    last: list[str] = []
+    with subprocess.Popen(
         shlex.split(step.command), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
-    last: list[str] = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip():
-            last = [*last[-7:], line.strip()]
-            say(line.strip())
-    if process.wait() != 0:
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip():
+                last = [*last[-7:], line.strip()]
+                say(line.strip())
+    if process.returncode != 0:
         errors = [line for line in last if line.startswith(("E:", "error", "Error"))] or last[-2:]
         hint = "; `apt-get update` first?" if step.command.startswith("apt-get") else ""
         return Outcome(step, "failed", " ".join(errors) + hint)
