@@ -355,7 +355,10 @@ void op_exec(struct stream *s, const struct fields *f)
         return;
     error = block_build(&b, f, &u, flags & EXEC_FLAG_PTY);
     if (error)
-        stream_fail(s, error, NULL, error == EINVAL ? "an ENV entry without a name" : "the arguments or variables are too many");
+        stream_fail(s, error, NULL,
+                    error == EINVAL   ? "an ENV entry without a name"
+                    : error == ENOMEM ? "the agent has no memory"
+                                      : "the arguments or variables are too many");
     else
         start(s, f, &b, &u, cwd);
     block_free(&b);
