@@ -155,6 +155,7 @@ class FakeAgent:
     async def answer(self, stream: AgentStream) -> Fields:
         request = stream.request
         op = request.integer(Tag.OP)
+        check_tags(op, request)
         if op == Op.EXEC:
             return await self.exec(stream, request)
         if op == Op.ATTACH:
@@ -178,9 +179,7 @@ class FakeAgent:
             self.loop.call_later(0.01, self.stop)
             return Fields()
         assert self.files is not None
-        if op in self.files.handlers:
-            return await self.files.answer(stream, request, self.who(request))
-        raise ProtocolError(f"the agent does not know operation {op}")
+        return await self.files.answer(stream, request, self.who(request))
 
     def who(self, request: Fields) -> Cred:
         if Tag.USER not in request:
@@ -305,6 +304,8 @@ class FakeAgent:
                 sending.result()
             if stream.was_reset and follower.kills and job.status is None:
                 job.kill()
+            if stream.was_reset:
+                raise fail(errno.ECANCELED, f"process {job.pid}")
             return job.exit_fields(follower.sent)
         finally:
             if follower in job.followers:
@@ -317,6 +318,29 @@ class FakeAgent:
         ended = [pid for pid, job in self.jobs.items() if job.status is not None and not job.followers]
         for pid in ended[: max(0, len(self.jobs) - _KEPT_JOBS)]:
             del self.jobs[pid]
+
+
+_T = Tag
+_KNOWN: dict[int, set[Tag]] = {
+    Op.EXEC: {
+        _T.ARGV, _T.ENV, _T.CWD, _T.USER, _T.FLAGS, _T.ROWS, _T.COLS, _T.TIMEOUT_MS, _T.RING, _T.TAG,
+    },
+    Op.ATTACH: {_T.PID, _T.FLAGS, _T.FROM_OUT, _T.FROM_ERR}, Op.SIGNAL: {_T.PID, _T.SIGNUM, _T.FLAGS}, Op.PS: set(),
+    Op.FORGET: {_T.PID}, Op.READ: {_T.OFFSET, _T.LENGTH}, Op.WRITE: {_T.MODE, _T.FLAGS}, Op.LIST: {_T.FLAGS, _T.DEPTH},
+    Op.STAT: {_T.FLAGS}, Op.MKDIR: {_T.MODE, _T.FLAGS}, Op.REMOVE: {_T.FLAGS}, Op.MOVE: {_T.PATH2, _T.FLAGS},
+    Op.CHMOD: {_T.MODE}, Op.CHOWN: {_T.OWNER}, Op.SYMLINK: {_T.PATH2}, Op.WATCH: {_T.FLAGS}, Op.METRICS: set(),
+    Op.SHUTDOWN: {_T.TIMEOUT_MS},
+}  # fmt: skip
+
+
+def check_tags(op: int, request: Fields) -> None:
+    """A tag or operation that is not known is refused, never ignored."""
+    if op not in _KNOWN:
+        raise ProtocolError(f"the agent does not know operation {op}")
+    known = _KNOWN[op] | {Tag.OP, Tag.USER} | ({Tag.PATH} if Op.READ <= op <= Op.WATCH else set())
+    for tag, _ in request:
+        if tag not in known:
+            raise ProtocolError(f"operation {op} does not know the field {tag.name}")
 
 
 def furnish(kernel: Kernel) -> None:

@@ -28,11 +28,12 @@ from .support import box, capabilities, controller, make_box
 from .terminals import TestTerminal
 from .transfers import TestDownload, TestUpload
 from .watching import TestWatch
+from .wire import TestWire
 
 __all__ = [
     "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
     "TestDownload", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput", "TestLifeCycle",
     "TestLimits", "TestLinks", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestProcesses", "TestRun",
-    "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestWatch", "box", "capabilities", "controller",
-    "make_box",
+    "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestWatch", "TestWire", "box", "capabilities",
+    "controller", "make_box",
 ]  # fmt: skip

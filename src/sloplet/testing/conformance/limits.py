@@ -15,7 +15,7 @@ from .support import MakeBox, inner, needs_control, run_async
 
 #: Processes that an engine may allow beyond the limit, for its agent's own.
 FOR_THE_AGENT = 16
-LIMITS = {"cpus": 0.5, "memory": "128m", "disk": "64m", "pids": 64, "open_files": 256}
+LIMITS = {"cpus": 1, "memory": "128m", "disk": "64m", "pids": 64, "open_files": 256}
 
 
 class TestGuarantees:

@@ -123,7 +123,8 @@ class TestDownload:
 
     def test_setuid_is_dropped(self, box: Sandbox, tmp_path: Path) -> None:
         box.files.write("tree/suid", "x", mode=0o755)
-        box.run("chmod 4755 tree/suid", check=True)
+        if not box.run("chmod 4755 tree/suid").ok:
+            pytest.skip("capability: the sandbox refuses to set the bit")
         box.download("tree", tmp_path / "t")
         assert (tmp_path / "t" / "suid").stat().st_mode & 0o7777 == 0o755
 
