@@ -36,7 +36,8 @@ def test_every_rung_is_told_and_unbuilt_engines_say_so() -> None:
     assert tuple(rung.engine for rung in report.rungs) == LADDER
     states = {rung.engine: rung.state for rung in report.rungs}
     assert states == {
-        "process": "missing", "container": "works", "gvisor": "later", "microvm": "later", "docker": "later", "vm": "later",
+        "process": "missing", "container": "works", "gvisor": "later",
+        "microvm": "later", "docker": "later", "vm": "later",
     }  # fmt: skip
     gvisor = next(rung for rung in report.rungs if rung.engine == "gvisor")
     assert "later release" in gvisor.reason

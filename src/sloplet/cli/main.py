@@ -18,7 +18,6 @@ import click  # noqa: E402
 from .. import __version__  # noqa: E402
 from ..errors import CommandNotFound, SlopletError  # noqa: E402
 from .output import EXIT_INTERRUPTED, EXIT_OURS, EXIT_PIPE, complain, exit_code_of, report_error  # noqa: E402
-from .streams import ensure_standard_fds  # noqa: E402
 
 #: verb -> (module, what `sloplet --help` says), in the order of the help.
 VERBS = {
@@ -103,7 +102,7 @@ def cli(ctx: click.Context) -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """What the ``sloplet`` command runs. Always exits."""
-    ensure_standard_fds()
+    _ensure_standard_fds()
     code = invoke(sys.argv[1:] if argv is None else argv)
     atexit._run_exitfuncs()
     try:
@@ -162,3 +161,20 @@ def _debug() -> None:
         import traceback
 
         complain(traceback.format_exc())
+
+
+def _ensure_standard_fds() -> None:
+    """Started with fd 0, 1 or 2 closed? Fill it with /dev/null, or the next file we open would become our stdout."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:  # pragma: no cover - the lowest free number is fd, by POSIX
+                os.dup2(opened, fd)
+                os.close(opened)
+    # Python has no object for an fd that was closed when it started.
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115

@@ -11,29 +11,11 @@ import os
 import queue
 import select
 import stat
-import sys
 import threading
 from collections.abc import AsyncIterator
 
 _READ_SIZE = 65536
 _PIPE_BUF = 4096  # a pipe that polls as writable takes this much at once
-
-
-def ensure_standard_fds() -> None:
-    """Started with fd 0, 1 or 2 closed? Fill it with /dev/null, or the next file we open would become our stdout."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != fd:  # pragma: no cover - the lowest free number is fd, by POSIX
-                os.dup2(opened, fd)
-                os.close(opened)
-    # Python has no object for an fd that was closed when it started.
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)
 
 
 async def read_chunks(fd: int) -> AsyncIterator[bytes]:

@@ -49,7 +49,9 @@ class _Row:
 
 @click.command("top", cls=Verb, examples="sloplet top\nsloplet top dev --interval 5\nsloplet top --once --json")
 @name_argument(required=False)
-@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="SECONDS", help="Between looks. [default: 1]"
+)
 @click.option("--once", is_flag=True, help="Print one look and end (so it is without a terminal, and with --json).")
 @json_option
 def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
