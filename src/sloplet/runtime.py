@@ -147,15 +147,18 @@ class Runtime:
 
     async def kill(self, sandbox_id: str) -> None:
         live = self._live.get(sandbox_id)
-        if live is None:
-            record = await self._on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
-            if record is not None and record.info.state == "dead":
-                await self._on_state(lambda: self._forget(record.owner, record.info.id))
-            return
-        if not live.ending:
-            live.ending = True
-            self._background(self._end(live, "killed"))
-        await live.gone.wait()
+        if live is not None:
+            ours = not live.ending
+            if ours:
+                live.ending = True
+                self._background(self._end(live, "killed"))
+            await live.gone.wait()
+            if ours:
+                return
+        # It was dead, or just died: a keeper keeps a record of that, which goes now.
+        record = await self._on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
+        if record is not None and record.info.state == "dead":
+            await self._on_state(lambda: self._forget(record.owner, record.info.id))
 
     async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
         live = self._held(sandbox_id)
