@@ -103,6 +103,8 @@ int make_parents(const char *path, mode_t mode, bool whole)
         }
         if (next < 0 && !error)
             error = errno;
+        if (last && (error == ENOTDIR || error == ENOENT))
+            error = EEXIST; /* something else has the name: as mkdir itself would say */
         close(at);
         at = next;
     }

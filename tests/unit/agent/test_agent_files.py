@@ -205,6 +205,7 @@ def test_mkdir_move_chmod_symlink(box: AgentClient, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1")
     (tmp_path / "g").write_bytes(b"2")
     assert box.call(Op.MKDIR, (Tag.PATH, "f/x"), (Tag.FLAGS, MkdirFlag.PARENTS)).error == errno.ENOTDIR
+    assert box.call(Op.MKDIR, (Tag.PATH, "f"), (Tag.FLAGS, MkdirFlag.PARENTS)).error == errno.EEXIST
     assert box.call(Op.MOVE, (Tag.PATH, "f"), (Tag.PATH2, "g")).error == errno.EEXIST
     assert box.call(Op.MOVE, (Tag.PATH, "f"), (Tag.PATH2, "g"), (Tag.FLAGS, MoveFlag.REPLACE)).error is None
     assert (tmp_path / "g").read_bytes() == b"1"
