@@ -19,7 +19,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL = 1 << 14, 1 << 15
 _READ = _READ_FILE | _READ_DIR
 _RUN = _READ | _EXECUTE
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")  # tty: whatever terminal a process has got already
 _PUBLIC_ETC = ("passwd", "group", "nsswitch.conf", "hosts")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _KERNEL_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
@@ -71,7 +71,7 @@ def _rules(machine: Machine, view: host.HostView, folders: Folders) -> list[Step
     rules += [allow(device, f"/dev/{name}") for name in _DEVICES]
     # The agent opens terminals; commands get theirs open. Under the caller's uid his other ones lie there too.
     terminals = _ALL if machine.drops else AllowFlag.AGENT_ONLY
-    rules += [allow(device | _READ_DIR, path, terminals) for path in ("/dev/ptmx", "/dev/pts", "/dev/tty")]
+    rules += [allow(device | _READ_DIR, path, terminals) for path in ("/dev/ptmx", "/dev/pts")]
     rules += [allow(~_IOCTL, folders.path(name)) for name in FOLDERS]
     return rules
 

@@ -12,7 +12,7 @@ from ..images import host
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, scratch
 from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest
-from .controls import Controls, Scratch, decide
+from .controls import Controls, Scratch, decide, enforceable
 from .launcher import launch, try_plan
 from .machine import RANGES, Machine, machine
 from .plan import encode_steps, frame
@@ -71,7 +71,7 @@ class ContainerEngine:
 
     def _controls(self, facts: Machine) -> dict[str, str]:
         decided = decide(SandboxSpec(), facts, "probe", namespaces=True)
-        return {item.control: item.how for item in (*decided.guarantees, *self._fixed(facts)) if item.enforced}
+        return enforceable((*decided.guarantees, *self._fixed(facts)), facts)
 
     def _trouble(self, facts: Machine) -> tuple[str, str]:
         if facts.kernel < (5, 12):

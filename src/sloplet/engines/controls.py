@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import resource
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ControlUnavailable, InvalidLimit
@@ -168,6 +169,14 @@ def decide(spec: SandboxSpec, machine: Machine, sandbox_id: str, *, namespaces: 
     if scratch.kind == "folder":
         rlimits.append((resource.RLIMIT_FSIZE, limits.disk))
     return Controls(found, limits, scratch, tuple(rlimits), pinned)
+
+
+def enforceable(guarantees: Iterable[Guarantee], machine: Machine) -> dict[str, str]:
+    """For ``Capabilities.controls``: what can be enforced here at any value. Pinning does whole cpus only."""
+    found = {item.control: item.how for item in guarantees if item.enforced}
+    if not machine.cgroup.enforces("cpus"):
+        found.pop("cpus", None)
+    return found
 
 
 def _advice(control: str, *, namespaces: bool) -> str:

@@ -18,7 +18,7 @@ from ..images import host
 from ..spec import SandboxSpec
 from . import cgroups, confine
 from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest
-from .controls import Controls, decide
+from .controls import Controls, decide, enforceable
 from .jail import JailRequest
 from .launcher import launch, try_plan
 from .machine import RANGES, Machine, machine
@@ -58,7 +58,7 @@ class ProcessEngine:
     def _probe(self) -> Probe:
         facts = self.machine
         decided = decide(SandboxSpec(), facts, "probe", namespaces=False)
-        controls = {item.control: item.how for item in (*decided.guarantees, *self._fixed(facts)) if item.enforced}
+        controls = enforceable((*decided.guarantees, *self._fixed(facts)), facts)
         capabilities = Capabilities(images=frozenset({"host"}), controls=controls)
         reason, fix = self._trouble(facts, decided)
         more = "" if facts.landlock_abi >= 6 else " (6 guards signals too)"
