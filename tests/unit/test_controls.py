@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from sloplet.engines.cgroups import Hierarchy
-from sloplet.engines.controls import decide
+from sloplet.engines.controls import Scratch, decide
 from sloplet.engines.machine import Machine
 from sloplet.errors import ControlUnavailable, InvalidLimit
 from sloplet.spec import SandboxSpec
@@ -74,4 +74,6 @@ def test_a_named_disk_is_given_in_full() -> None:
     for machine, kind in ((root, "ext4"), (Machine(cgroup=ALL), "tmpfs")):
         decided = decide(SandboxSpec.make(disk="3g"), machine, "id", namespaces=True)
         assert (decided.scratch.kind, decided.scratch.size) == (kind, 3 * 2**30)
-    assert decide(SandboxSpec.make(disk="16m"), root, "id", namespaces=True).scratch.kind == "tmpfs"
+    assert decide(SandboxSpec.make(), root, "id", namespaces=True).scratch == Scratch("ext4", 2**30)
+    # too small for an ext4 filesystem with its tables
+    assert decide(SandboxSpec.make(disk="4m"), root, "id", namespaces=True).scratch.kind == "tmpfs"

@@ -134,9 +134,9 @@ def test_a_rootfs_is_one_overlay_with_its_own_names() -> None:
     assert {args[1] for args in only(steps, Do.FILE)} == {"etc/hosts", "etc/hostname", "etc/resolv.conf"}
 
 
-def test_a_named_disk_is_a_disk_for_root_and_memory_for_others() -> None:
+def test_a_disk_is_a_disk_for_root_and_memory_for_others() -> None:
     assert only(build(ROOT, disk="2g"), Do.EXT4) == [(0, Attr.NOSUID | Attr.NODEV | Attr.NOATIME, "/t.img", "/place")]
-    assert not only(build(ROOT), Do.EXT4)
+    assert only(build(ROOT), Do.EXT4)
     assert "size=2147483648" in str(only(build(SINGLE, disk="2g"), Do.TMPFS)[0][2])
 
 

@@ -33,7 +33,7 @@ class Scratch:
 
     @property
     def inodes(self) -> int:
-        return max(4096, self.size // 16384)
+        return max(4096, self.size // 4096)  # source trees and node_modules: small files by the thousand
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,13 @@ def fit(limits: Limits, machine: Machine) -> Limits:
 
 
 def choose_scratch(limits: Limits, machine: Machine) -> Scratch:
-    """Memory by default, which starts at once (docs/adr/0002); a disk of its own for whoever names a size that does not
-    fit into memory, where root can make one."""
-    fits = limits.memory // _TMPFS_SHARE
-    if "disk" not in limits.explicit:
-        return Scratch("tmpfs", min(limits.disk, fits))
-    if limits.disk > fits and machine.loop and machine.mkfs and machine.idmap and limits.disk >= _EXT4_LEAST:
+    """A disk of its own where root can make one, else memory (docs/adr/0002). A default that is kept in memory leaves
+    most of the memory limit to processes, so that filling it is ENOSPC and not an out-of-memory kill."""
+    if machine.loop and machine.mkfs and machine.idmap and limits.disk >= _EXT4_LEAST:
         return Scratch("ext4", limits.disk // _MIB * _MIB)
-    return Scratch("tmpfs", limits.disk)
+    if "disk" in limits.explicit:
+        return Scratch("tmpfs", limits.disk)
+    return Scratch("tmpfs", min(limits.disk, limits.memory // _TMPFS_SHARE))
 
 
 def _cpus(limits: Limits, machine: Machine, sandbox_id: str) -> tuple[Guarantee, tuple[int, ...]]:
