@@ -20,37 +20,14 @@
 
 /* The wire's end tells the agent to end; one that has not by then is killed. */
 #define GRACE_MS 2000
+/* A killed one that is not gone by then is held up by others. */
+#define STUCK_MS 50
 #define REMOVE_TRIES 400
 #define MUCH (32u << 20)
 
 static void pause_ms(int ms) { poll(NULL, 0, ms); }
 
 static void kill_child(const struct launch *launch) { syscall(NR_pidfd_send_signal, launch->pidfd, SIGKILL, NULL, 0); }
-
-/* Wait for the child; 1 if we ended it, 0 if it ended by itself. */
-static int watch(struct launch *launch, int holder, int signals) {
-    int timeout = -1, stopped = 0;
-    struct pollfd fds[] = {
-        {launch->pidfd, POLLIN, 0},
-        {holder, POLLIN, 0},
-        {signals, POLLIN, 0},
-        {FD_WIRE_IN, 0, 0}, /* POLLHUP only: the holder closed its end */
-    };
-    for (;;) {
-        int ready = poll(fds, 4, timeout);
-        if (ready < 0 && errno == EINTR) continue;
-        if (fds[0].revents) return stopped;
-        if (ready == 0 || fds[1].revents || fds[2].revents) {
-            kill_child(launch);
-            stopped = 1;
-            timeout = -1;
-            fds[1].fd = fds[2].fd = fds[3].fd = -1;
-        } else if (fds[3].revents) {
-            fds[3].fd = -1;
-            timeout = GRACE_MS;
-        }
-    }
-}
 
 static int parent_of(int pid) {
     char path[32], stat[512];
@@ -95,6 +72,35 @@ static int signal_descendants(int number) {
     }
     close(proc);
     return count;
+}
+
+/* Wait for the child; 1 if we ended it, 0 if it ended by itself. */
+static int watch(struct launch *launch, int holder, int signals) {
+    int timeout = -1, stopped = 0;
+    struct pollfd fds[] = {
+        {launch->pidfd, POLLIN, 0},
+        {holder, POLLIN, 0},
+        {signals, POLLIN, 0},
+        {FD_WIRE_IN, 0, 0}, /* POLLHUP only: the holder closed its end */
+    };
+    for (;;) {
+        int ready = poll(fds, 4, timeout);
+        if (ready < 0 && errno == EINTR) continue;
+        if (fds[0].revents) return stopped;
+        if (stopped) {
+            /* Its first process cannot end: it closes a pipe that another one keeps locked (sendfile from a terminal
+             * does), and the kernel ends the others only after it. So each by itself. */
+            signal_descendants(SIGKILL);
+        } else if (ready == 0 || fds[1].revents || fds[2].revents) {
+            kill_child(launch);
+            stopped = 1;
+            timeout = STUCK_MS;
+            fds[1].fd = fds[2].fd = fds[3].fd = -1;
+        } else if (fds[3].revents) {
+            fds[3].fd = -1;
+            timeout = GRACE_MS;
+        }
+    }
 }
 
 /* Without a pid namespace the sandbox's processes outlive its first one. Orphans come to us (subreaper). */

@@ -19,6 +19,7 @@ from .plan import End
 _PLAN_FD = 3
 _STATUS_LIMIT = 16384
 _CLEANUP_SECONDS = 2.0
+_STUCK = 0.05
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,15 @@ async def _readable(fd: int) -> None:
         await ready
     finally:
         loop.remove_reader(fd)
+
+
+async def _readable_within(fd: int, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await _readable(fd)
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _first_word(fd: int) -> str:
@@ -175,7 +185,10 @@ class Jailed:
         try:
             with suppress(OSError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await _readable(pidfd)
+            while not await _readable_within(pidfd, _STUCK):
+                for pid in _descendants(self._agent):  # see agent/supervise.c: they may hold its end up
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
         finally:
             os.close(pidfd)
             self._finish(ended)
