@@ -56,15 +56,28 @@ def agent_path() -> Path:
     return program
 
 
+def _memory_is_not_executable() -> bool:
+    """The sysctl vm.memfd_noexec (Linux 6.3): 1 and 2 take the right to execute from what we make."""
+    try:
+        return Path("/proc/sys/vm/memfd_noexec").read_text().strip() != "0"
+    except OSError:
+        return False
+
+
 @cache
 def agent_fd() -> int:
     """A sealed copy of the program in memory, made once per process: what a sandbox runs can be written by nobody,
     and is the same whatever happens to the installed file. -1 where memory cannot be executed."""
     data = agent_path().read_bytes()
+    if _memory_is_not_executable():
+        return -1
     try:
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        low = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
         return -1
+    # Above the standard descriptors, which a program may have closed: those are replaced before the exec.
+    fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(low)
     os.write(fd, data)
     os.fchmod(fd, 0o555)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
