@@ -32,6 +32,8 @@ from .wire.schema import HelloFlag, Op, Tag
 T = TypeVar("T")
 _START_TIMEOUT = 30.0
 _LAST_WORDS = 0.2
+_OVERDUE = 2.0  # a command still there that long after its time: is the agent itself?
+_PULSE = 5.0
 _RING = 262144
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
 
@@ -51,6 +53,7 @@ class _Live:
     timer: asyncio.TimerHandle | None = None
     fault: str = ""
     running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
+    overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
 
 
 class Runtime:
@@ -141,6 +144,10 @@ class Runtime:
         stream = live.mux.open(request)
         if request.integer(Tag.OP) in _COMMAND_OPS:
             live.running[stream.id] = live.instance.oom_kills()
+            if limit := request.integer(Tag.TIMEOUT_MS, 0):
+                live.overdue[stream.id] = asyncio.get_running_loop().call_later(
+                    limit / 1000 + _OVERDUE, self._suspect, live, stream.id
+                )
             if self.bus.wanted:
                 self._announce(sandbox_id, request)
         return stream
@@ -273,6 +280,21 @@ class Runtime:
         else:  # most likely it has just ended: let its engine find out how, before we end it ourselves
             asyncio.get_running_loop().call_later(_LAST_WORDS, live.instance.kill)
 
+    def _suspect(self, live: _Live, stream_id: int) -> None:
+        live.overdue.pop(stream_id, None)
+        if not live.ending:
+            self._background(self._feel_pulse(live))
+
+    async def _feel_pulse(self, live: _Live) -> None:
+        """The agent ends what is over its time; one that is stopped or stuck in the kernel does not. (A reader that is
+        slow to take the output is no fault: an agent that answers is left alone.)"""
+        try:
+            async with asyncio.timeout(_PULSE):
+                await live.mux.answers()
+        except TimeoutError:
+            live.fault = live.fault or "its agent does not answer any more"
+            live.instance.kill()
+
     async def _watch(self, live: _Live) -> None:
         """Wait for a sandbox's end, whoever brings it about, and tell everybody who waits on it."""
         ended = await live.instance.wait()
@@ -287,6 +309,8 @@ class Runtime:
         sandbox_id = live.info.id
         if live.timer is not None:
             live.timer.cancel()
+        for timer in live.overdue.values():
+            timer.cancel()
         live.instance.kill()
         await live.instance.wait()
         live.mux.fail(_dead(live.info, reason or "it was closed"))
@@ -363,6 +387,8 @@ class Runtime:
         if stream.id not in live.running:
             return result
         before = live.running.pop(stream.id)
+        if stream.id in live.overdue:
+            live.overdue.pop(stream.id).cancel()
         failed = result.integer(Tag.SIGNUM, 0) or result.integer(Tag.EXIT_CODE, 0)
         if failed and before is not None:
             now = live.instance.oom_kills()

@@ -381,6 +381,8 @@ class _Mux:
         self._room = _Waiters()
         self._hello: Fields | None = None
         self._hello_waiters = _Waiters()
+        self._pongs = 0
+        self._pulse = _Waiters()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         self._loop.add_reader(read_fd, self._on_readable)
@@ -421,6 +423,14 @@ class _Mux:
         while self.congested:
             self.check()
             await self._room.wait()
+
+    async def answers(self) -> None:
+        """Return once the other side has answered a PING: it lives, and reads what it is sent."""
+        wanted = self._pongs + 1
+        self.write(FrameType.PING, 0)
+        while self._pongs < wanted:
+            self.check()
+            await self._pulse.wait()
 
     async def peer_hello(self) -> Fields:
         while self._hello is None:
@@ -508,7 +518,10 @@ class _Mux:
             if self._out_size > MAX_PAYLOAD:
                 raise ProtocolError("PINGs without reading the answers")
             self.write(FrameType.PONG, 0, frame.payload)
-        elif frame.type is not FrameType.PONG:
+        elif frame.type is FrameType.PONG:
+            self._pongs += 1
+            self._pulse.wake()
+        else:
             self._on_stream_frame(frame)
 
     def _on_stream_frame(self, frame: Frame) -> None:
@@ -543,6 +556,7 @@ class _Mux:
         for stream in self._all_streams():
             stream._waiters.wake()
         self._room.wake()
+        self._pulse.wake()
         self._hello_waiters.wake()
 
 
