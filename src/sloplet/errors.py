@@ -268,7 +268,9 @@ _FILE_ERRORS: dict[int, type[FileError]] = {
 
 def file_error(number: int, message: str) -> FileError:
     """The file error class for a Linux errno."""
-    return _FILE_ERRORS.get(number, FileError)(message, errno=number)
+    kind = _FILE_ERRORS.get(number, FileError)
+    hint = "give the sandbox a larger disk=, or remove files" if kind is DiskFull else None
+    return kind(message, hint=hint, errno=number)
 
 
 def _tree(cls: type[SlopletError]) -> dict[str, type[SlopletError]]:

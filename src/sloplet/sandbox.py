@@ -298,6 +298,9 @@ class AsyncSandbox:
         stream = await self._open(request(Op.METRICS))
         inside, outside = await stream.result(), await self._controller.stats(info.id)
         host_cpu, host_memory, host_pids = outside.cpu_us, outside.memory, outside.pids
+        # What the file system really has: a default may have been lowered, and on the process rung it is the host's.
+        disk_total = inside.integer(Tag.DISK_TOTAL, 0)
+        own_disk = disk_total <= info.spec.limits.disk
         return Metrics(
             cpu_seconds=(inside.integer(Tag.CPU_US) if host_cpu is None else host_cpu) / 1e6,
             memory=inside.integer(Tag.MEMORY) if host_memory is None else host_memory,
@@ -306,14 +309,14 @@ class AsyncSandbox:
             pids=inside.integer(Tag.PIDS) if host_pids is None else host_pids,
             pids_limit=info.spec.limits.pids,
             disk_used=inside.integer(Tag.DISK_USED),
-            disk_limit=info.spec.limits.disk,
+            disk_limit=disk_total or info.spec.limits.disk,
             uptime=inside.integer(Tag.UPTIME_MS) / 1000,
             oom_kills=outside.oom_kills,
             source={
                 "cpu_seconds": "agent" if host_cpu is None else "cgroup",
                 "memory": "agent" if host_memory is None else "cgroup",
                 "pids": "agent" if host_pids is None else "cgroup",
-                "disk_used": "agent",
+                "disk_used": "agent" if own_disk else "the host's file system, with all else on it",
             },
         )
 
