@@ -29,27 +29,6 @@ static void pause_ms(int ms) { poll(NULL, 0, ms); }
 
 static void kill_child(const struct launch *launch) { syscall(NR_pidfd_send_signal, launch->pidfd, SIGKILL, NULL, 0); }
 
-static int parent_of(int pid) {
-    char path[32], stat[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    ssize_t size = read(fd, stat, sizeof stat - 1);
-    close(fd);
-    if (size <= 0) return 0;
-    stat[size] = 0;
-    char *after = strrchr(stat, ')'); /* the name before it may hold anything */
-    return after && strlen(after) > 4 ? atoi(after + 4) : 0;
-}
-
-static int descends(int pid, int ancestor) {
-    for (int depth = 0; depth < 4096 && pid > 1; depth++) {
-        pid = parent_of(pid);
-        if (pid == ancestor) return 1;
-    }
-    return 0;
-}
-
 struct dirent64_ {
     uint64_t ino, off;
     uint16_t size;
@@ -57,22 +36,54 @@ struct dirent64_ {
     char name[];
 };
 
-static int signal_descendants(int number) {
-    char buffer[4096] __attribute__((aligned(8)));
-    int me = getpid(), count = 0;
-    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (proc < 0) return 0;
-    for (long size; (size = syscall(SYS_getdents64, proc, buffer, sizeof buffer)) > 0;) {
+/* How deep a tree is walked at once. What lies deeper comes up when those above it are dead: callers go on until
+ * nothing is left. */
+#define DEEPEST 24
+
+static int signal_below(int pid, int number, int depth);
+
+/* The children that one thread has made: "pid pid ...". */
+static int signal_children(int pid, const char *thread, int number, int depth) {
+    char path[64], text[512];
+    int count = 0, child = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%.16s/children", pid, thread);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    for (ssize_t size; (size = read(fd, text, sizeof text)) > 0;) {
+        for (ssize_t at = 0; at < size; at++) {
+            if (text[at] >= '0' && text[at] <= '9') {
+                child = child * 10 + (text[at] - '0');
+            } else if (child) {
+                count += signal_below(child, number, depth + 1);
+                count += kill(child, number) == 0;
+                child = 0;
+            }
+        }
+    }
+    close(fd);
+    return count;
+}
+
+/* All that descends from pid, without looking at any other process: hundreds of sandboxes may end at once. */
+static int signal_below(int pid, int number, int depth) {
+    char path[32], buffer[512] __attribute__((aligned(8)));
+    int count = 0;
+    if (depth > DEEPEST) return 0;
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    int tasks = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (tasks < 0) return 0;
+    for (long size; (size = syscall(SYS_getdents64, tasks, buffer, sizeof buffer)) > 0;) {
         for (long at = 0; at < size;) {
             struct dirent64_ *entry = (struct dirent64_ *)(void *)(buffer + at);
             at += entry->size;
-            int pid = atoi(entry->name);
-            if (pid > 1 && pid != me && descends(pid, me) && kill(pid, number) == 0) count++;
+            if (entry->name[0] != '.') count += signal_children(pid, entry->name, number, depth);
         }
     }
-    close(proc);
+    close(tasks);
     return count;
 }
+
+static int signal_descendants(int number) { return signal_below(getpid(), number, 0); }
 
 /* Wait for the child; 1 if we ended it, 0 if it ended by itself. */
 static int watch(struct launch *launch, int holder, int signals) {
@@ -89,8 +100,9 @@ static int watch(struct launch *launch, int holder, int signals) {
         if (fds[0].revents) return stopped;
         if (stopped) {
             /* Its first process cannot end: it closes a pipe that another one keeps locked (sendfile from a terminal
-             * does), and the kernel ends the others only after it. So each by itself. */
+             * does), and the kernel ends the others only after it. So each by itself. (Or the host is busy: ever less often.) */
             signal_descendants(SIGKILL);
+            timeout = timeout < GRACE_MS ? timeout * 2 : timeout;
         } else if (ready == 0 || fds[1].revents || fds[2].revents) {
             kill_child(launch);
             stopped = 1;
