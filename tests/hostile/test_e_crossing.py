@@ -95,8 +95,9 @@ def test_e13_nobody_can_kill_all(target: Target, box: Sandbox, victim: subproces
             box.run(["sh", "-c", "kill -9 -1"], user=user, timeout=10)
         assert box.run("echo alive").stdout == "alive\n"
     except SandboxDead as error:
+        ended = error.message
         assert not target.can.private_processes, "as pid 1 the agent is not to be killed"
-        assert "signal 9" in error.message
+        assert "signal 9" in ended
     assert victim.poll() is None
 
 
@@ -140,8 +141,7 @@ def _has_terminals(box: Sandbox) -> bool:
     """Under the caller's own uid the host's other terminals would be open too: there a sandbox gets none."""
     try:
         return box.run("true", pty=True).ok
-    except CommandError as error:
-        assert "terminal" in error.message
+    except CommandError:
         return False
 
 
