@@ -76,7 +76,7 @@ class ProcessEngine:
         if not facts.seccomp:
             return "this kernel has no seccomp filters", ""
         if not facts.drops and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-            return "this kernel does not list a process's children (CONFIG_PROC_CHILDREN), so no tree could be ended", ""
+            return "this kernel does not list children (CONFIG_PROC_CHILDREN), so no tree could be ended", ""
         with tempfile.TemporaryDirectory(prefix="sloplet-probe-") as top:
             folders = _make_folders(top, confine.own_uid(facts, 0))
             request = JailRequest("probe", SandboxSpec(), ResolvedImage("host"), top, os.getpid(), probe=True)
