@@ -21,6 +21,7 @@
 
 #include "guest.h"
 #include "loop.h"
+#include "memory.h"
 #include "ops.h"
 #include "proc.h"
 #include "watch.h"
@@ -28,6 +29,7 @@
 int agent_proc_fd = -1;
 int agent_fence_fd = -1;
 int (*agent_fence)(int fence_fd);
+bool agent_scratch_in_memory, agent_own_ipc;
 struct guest guest = {.null_fd = -1};
 
 #define IDLE_TRIM (300 * MSEC)
@@ -148,13 +150,6 @@ void op_shutdown(struct stream *s, const struct fields *f)
     }
 }
 
-static bool nobody_left(void)
-{
-    siginfo_t info;
-
-    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;
-}
-
 static int64_t shutdown_timer(int64_t now)
 {
     if (!shutting_down)
@@ -165,7 +160,7 @@ static int64_t shutdown_timer(int64_t now)
             shutdown_end = now + LAST_WAIT;
         shutdown_kill = now + 5 * MSEC;
     }
-    if (nobody_left() || now >= shutdown_end) {
+    if (proc_nobody_left() || now >= shutdown_end) {
         if (shutdown_stream)
             stream_done(shutdown_stream);
         wire_finish(0);
@@ -184,7 +179,7 @@ static void kill_rest(void)
     while (!guest.pid1 && now_ns() < until) {
         while (proc_reap())
             ;
-        if (nobody_left())
+        if (proc_nobody_left())
             return;
         nanosleep(&pause, NULL);
         kill_everyone(SIGKILL);
@@ -205,7 +200,7 @@ static void run(void)
             wire_abort(1, "the event loop failed");
         if (reap_more)
             reap_more = proc_reap();
-        next = earlier(proc_timers(now), earlier(watch_timers(now), shutdown_timer(now)));
+        next = earlier(earlier(proc_timers(now), memory_timer(now)), earlier(watch_timers(now), shutdown_timer(now)));
         busy = wire_busy();
         if (!wire_turn()) /* last: it flushes what all the others queued */
             return;

@@ -2,6 +2,8 @@
 #ifndef SLOPLET_AGENT_H
 #define SLOPLET_AGENT_H
 
+#include <stdbool.h>
+
 #define SLOPLET_AGENT_VERSION "0.1.0"
 
 /* A directory fd of the procfs to use, or -1 to open /proc. A launcher that hides /proc from the
@@ -12,6 +14,10 @@ extern int agent_proc_fd;
  * exec, with fence_fd (kept open until then). A failure is a failure to start. NULL: nothing more to do. */
 extern int agent_fence_fd;
 extern int (*agent_fence)(int fence_fd);
+
+/* For the memory watchdog: the root lies on a tmpfs, whatever an overlay says of its own type; the ipc namespace is the
+ * sandbox's alone. */
+extern bool agent_scratch_in_memory, agent_own_ipc;
 
 /* Serves the wire on two fds until the host hangs up, asks for shutdown or breaks the protocol.
  * Returns an exit code: 0 for an orderly end, 2 for a protocol error, 1 when the agent itself

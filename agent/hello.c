@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "guest.h"
+#include "memory.h"
 #include "path.h"
 #include "ring.h"
 #include "wire.h"
@@ -151,6 +152,8 @@ static const char *take(const struct fields *f)
         return "HELLO has a flag that is not known";
     if (ring < 0 || ring > RING_MAX)
         return "HELLO asks for rings out of range";
+    if (fields_have(f, TAG_MEMORY) && fields_int(f, TAG_MEMORY, 0) <= 0)
+        return "HELLO has a memory limit out of range";
     strcpy(guest.workdir, "/workspace");
     strcpy(guest.default_user, "agent");
     guest.home[0] = 0;
@@ -160,6 +163,7 @@ static const char *take(const struct fields *f)
         return "HELLO has a text that is too long, or a WORKDIR that is not absolute";
     guest.no_users = flags & HELLO_FLAG_NO_USERS;
     guest.ring = (size_t)ring;
+    memory_limit(fields_int(f, TAG_MEMORY, 0));
     if (hostname[0] && guest.pid1 && sethostname(hostname, strlen(hostname)) < 0)
         hostname[0] = 0; /* not ours to set on every rung */
     return keep_env(f) ? NULL : "there is no memory for HELLO";
@@ -168,7 +172,7 @@ static const char *take(const struct fields *f)
 int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
 {
     static const uint64_t known = B(VERSION) | B(USER) | B(WORKDIR) | B(HOME) | B(ENV) | B(HOSTNAME) |
-                                  B(RING) | B(FLAGS) | B(ENTROPY) | B(TAG);
+                                  B(RING) | B(FLAGS) | B(ENTROPY) | B(TAG) | B(MEMORY);
     uint8_t buf[256];
     struct fw w = {buf, 0, sizeof buf, false};
     struct fields f;

@@ -17,12 +17,15 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #ifndef CLONE_NEWCGROUP
 #define CLONE_NEWCGROUP 0x02000000
 #endif
+
+#define TMPFS_ 0x01021994
 
 static struct launch launch;
 static int join_fd[MAX_CGROUPS];
@@ -130,6 +133,9 @@ static int sandbox(void) {
     launch.ruleset = landlock_begin(plan);
     launch.fence = landlock_fence(plan);
     run_steps(&launch);
+    struct statfs scratch;
+    agent_scratch_in_memory = launch.scratch >= 0 && fstatfs(launch.scratch, &scratch) == 0 && scratch.f_type == TMPFS_;
+    agent_own_ipc = (plan->flags & PLAN_NAMESPACES) != 0;
     set_limits(plan);
     drop_privileges(plan);
     die_with_supervisor();

@@ -9,6 +9,7 @@
 
 #include "guest.h"
 #include "loop.h"
+#include "memory.h"
 #include "ops.h"
 #include "path.h"
 #include "proctab.h"
@@ -91,5 +92,7 @@ void op_metrics(struct stream *s, const struct fields *f)
     fw_int(&w, TAG_DISK_USED, (int64_t)((fs.f_blocks - fs.f_bfree) * fs.f_frsize));
     fw_int(&w, TAG_DISK_TOTAL, (int64_t)(fs.f_blocks * fs.f_frsize));
     fw_int(&w, TAG_UPTIME_MS, (now_ns() - guest.started) / MSEC);
+    if (memory_kills() >= 0)
+        fw_int(&w, TAG_COUNT, memory_kills());
     stream_close(s, &w);
 }

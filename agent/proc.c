@@ -310,6 +310,13 @@ int64_t proc_timers(int64_t now)
     return next;
 }
 
+bool proc_nobody_left(void)
+{
+    siginfo_t info;
+
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;
+}
+
 int proc_live_shims(void)
 {
     int count = 0;

@@ -49,6 +49,7 @@ struct proc {
     bool shim_gone;   /* reaped: the tree is empty, or orphaned if `orphaned` */
     bool orphaned;    /* someone killed the shim: what is left are children of the agent */
     bool pty, timed_out, killing, hidden;
+    bool oom; /* the watchdog killed something of its tree */
     int64_t flags;
     struct channel ch[2];
     struct source in;     /* write end of stdin */
@@ -77,6 +78,8 @@ int proc_watch_status(struct proc *p, int fd);
 bool proc_reap(void);
 /* Runs what is due; when it wants to be called next. */
 int64_t proc_timers(int64_t now);
+/* True if no child, and so no process of the sandbox, is left. */
+bool proc_nobody_left(void);
 /* Number of shims that live. */
 int proc_live_shims(void);
 bool proc_is_shim(pid_t pid);

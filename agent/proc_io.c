@@ -335,6 +335,8 @@ void exit_fields(struct fw *w, const struct proc *p, uint64_t out_total, uint64_
     else
         fw_int(w, TAG_SIGNUM, WTERMSIG(p->exit_status));
     fw_int(w, TAG_TIMED_OUT, p->timed_out);
+    if (p->oom)
+        fw_int(w, TAG_OOM, 1);
     fw_int(w, TAG_OUT_TOTAL, (int64_t)out_total);
     fw_int(w, TAG_ERR_TOTAL, (int64_t)err_total);
     fw_int(w, TAG_CPU_US, p->cpu_us);

@@ -24,7 +24,7 @@ static bool read_stat(const char *pid, struct procent *out)
 {
     static long tick, page;
     char name[32], text[512], *p;
-    unsigned long utime = 0, stime = 0;
+    unsigned long utime = 0, stime = 0, faults = 0;
     long parent = 0, rss = 0;
     ssize_t n;
     int fd;
@@ -49,7 +49,7 @@ static bool read_stat(const char *pid, struct procent *out)
         return false;
     out->state = p[2];
     p += 3;
-    /* p is behind field 3; field 4 is the parent, 14 and 15 the times, 24 the resident pages */
+    /* p is behind field 3; field 4 is the parent, 10 the faults, 14 and 15 the times, 24 the resident pages */
     for (int field = 4; field <= 24 && p; field++) {
         char *end;
         unsigned long v = strtoul(p, &end, 10);
@@ -57,6 +57,8 @@ static bool read_stat(const char *pid, struct procent *out)
             break;
         if (field == 4)
             parent = (long)v;
+        else if (field == 10)
+            faults = v;
         else if (field == 14)
             utime = v;
         else if (field == 15)
@@ -69,6 +71,7 @@ static bool read_stat(const char *pid, struct procent *out)
     out->parent = (pid_t)parent;
     out->cpu_us = (uint64_t)(utime + stime) * 1000000 / (uint64_t)tick;
     out->rss = (uint64_t)rss * (uint64_t)page;
+    out->faults = faults;
     out->in = false;
     return true;
 }
@@ -119,8 +122,13 @@ int proctab_load(struct proctab *t)
     close(dir);
     if (!t->count)
         return ENOENT; /* not even ourselves: hidden, or not a procfs */
-    qsort(t->all, t->count, sizeof *t->all, by_pid);
+    proctab_sort(t);
     return 0;
+}
+
+void proctab_sort(struct proctab *t)
+{
+    qsort(t->all, t->count, sizeof *t->all, by_pid);
 }
 
 struct procent *proctab_find(struct proctab *t, pid_t pid)

@@ -11,7 +11,10 @@ struct procent {
     pid_t pid, parent;
     char state; /* as in /proc/PID/stat: Z is a zombie */
     bool in;    /* a member of the tree that was marked */
-    uint64_t cpu_us, rss;
+    uint64_t cpu_us, rss, faults;
+    /* the watchdog's (memory.c): bytes, and whether shared pages count by share */
+    uint64_t anon, shmem;
+    bool known;
 };
 
 struct proctab {
@@ -21,6 +24,8 @@ struct proctab {
 
 /* Reads the table anew. 0, or an errno when /proc cannot be read at all. */
 int proctab_load(struct proctab *t);
+/* Puts it back in order of pids, which proctab_find needs. */
+void proctab_sort(struct proctab *t);
 struct procent *proctab_find(struct proctab *t, pid_t pid);
 /* Marks everything that descends from entries already marked. The marked roots stay marked. */
 void proctab_spread(struct proctab *t);

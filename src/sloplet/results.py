@@ -46,7 +46,8 @@ class Result:
         if self.timed_out:
             return f"it was stopped after {self.duration:.1f} s: the time limit was reached"
         if self.oom:
-            return f"it was killed: the sandbox's memory limit was reached (exit code {self.exit_code})"
+            who = "it" if self.exit_code else "a process of it"
+            return f"{who} was killed: the sandbox's memory limit was reached (exit code {self.exit_code})"
         if self.signal:
             return f"it was ended by signal {self.signal} (exit code {self.exit_code})"
         return f"it ended with exit code {self.exit_code}"

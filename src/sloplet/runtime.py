@@ -383,14 +383,16 @@ class Runtime:
     # -- small things ----------------------------------------------------------------
 
     def _annotate(self, live: _Live, stream: HostStream, result: Fields) -> Fields:
-        """Add OOM where the memory limit killed something while the command ran."""
+        """Add OOM where the memory limit killed something while the command ran; what the agent says of it stays."""
         if stream.id not in live.running:
             return result
         before = live.running.pop(stream.id)
         if stream.id in live.overdue:
             live.overdue.pop(stream.id).cancel()
         failed = result.integer(Tag.SIGNUM, 0) or result.integer(Tag.EXIT_CODE, 0)
-        if failed and before is not None:
+        if result.integer(Tag.OOM, 0):
+            self.bus.emit(live.info.id, "oom")
+        elif failed and before is not None:
             now = live.instance.oom_kills()
             if now is not None and now > before:
                 result = Fields(*((tag, value) for tag, value in result if tag is not Tag.OOM), (Tag.OOM, 1))
@@ -444,6 +446,8 @@ def _hello(instance: Instance) -> Fields:
         fields.add(Tag.HOME, config.home)
     if config.hostname is not None:
         fields.add(Tag.HOSTNAME, config.hostname)
+    if config.memory is not None:
+        fields.add(Tag.MEMORY, config.memory)
     for key, value in config.env:
         fields.add(Tag.ENV, f"{key}={value}")
     return fields

@@ -300,6 +300,7 @@ class AsyncSandbox:
         host_cpu, host_memory, host_pids = outside.cpu_us, outside.memory, outside.pids
         # What the file system really has: a default may have been lowered, and on the process rung it is the host's.
         disk_total = inside.integer(Tag.DISK_TOTAL, 0)
+        watched = outside.oom_kills is None and Tag.COUNT in inside  # no cgroup, but the agent's watchdog
         own_disk = disk_total <= info.spec.limits.disk
         return Metrics(
             cpu_seconds=(inside.integer(Tag.CPU_US) if host_cpu is None else host_cpu) / 1e6,
@@ -311,7 +312,7 @@ class AsyncSandbox:
             disk_used=inside.integer(Tag.DISK_USED),
             disk_limit=disk_total or info.spec.limits.disk,
             uptime=inside.integer(Tag.UPTIME_MS) / 1000,
-            oom_kills=outside.oom_kills,
+            oom_kills=inside.integer(Tag.COUNT) if watched else outside.oom_kills,
             source={
                 "cpu_seconds": "agent" if host_cpu is None else "cgroup",
                 "memory": "agent" if host_memory is None else "cgroup",

@@ -87,6 +87,8 @@ class HelloConfig:
     env: tuple[tuple[str, str], ...]
     no_users: bool = False
     hostname: str | None = None
+    #: bytes that the agent's watchdog holds the sandbox to as a whole; None where a cgroup does
+    memory: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from ..errors import EngineUnavailable, UnsupportedOperation
@@ -174,7 +175,7 @@ class ContainerEngine:
                 weaken=self._weaken,
             )
             plan = self._plan(jailed, decided)
-            hello = jail.hello(jailed, facts, self._view)
+            hello = replace(jail.hello(jailed, facts, self._view), memory=decided.watched)
         except BaseException:
             self._ranges.discard(number)
             raise

@@ -43,6 +43,7 @@ class Controls:
     scratch: Scratch
     rlimits: tuple[tuple[int, int], ...]
     pinned: tuple[int, ...] = ()  #: cpus, where affinity stands in for a quota
+    watched: int | None = None  #: bytes, where the agent's watchdog stands in for a memory cgroup
 
 
 def size_text(count: int) -> str:
@@ -102,7 +103,11 @@ def _memory(limits: Limits, machine: Machine) -> tuple[Guarantee, list[tuple[int
     if machine.cgroup.enforces("memory"):
         swap = " without swap" if machine.cgroup.version == 2 or machine.cgroup.memsw else ""
         return Guarantee("memory", True, f"cgroup v{machine.cgroup.version} memory{swap}", value), []
-    how = f"only per process (RLIMIT_DATA), not for the sandbox as a whole: {machine.cgroup.reason}"
+    # A sampled limit can be overshot between two looks: it is no enforcement (docs/adr/0006).
+    how = (
+        "each process by RLIMIT_DATA; the sandbox as a whole by a watchdog that looks 20 times a second "
+        f"({machine.cgroup.reason})"
+    )
     return Guarantee("memory", False, how, value), [(resource.RLIMIT_DATA, limits.memory)]
 
 
@@ -167,7 +172,8 @@ def decide(spec: SandboxSpec, machine: Machine, sandbox_id: str, *, namespaces: 
     ]
     if scratch.kind == "folder":
         rlimits.append((resource.RLIMIT_FSIZE, limits.disk))
-    return Controls(found, limits, scratch, tuple(rlimits), pinned)
+    watched = None if machine.cgroup.enforces("memory") else limits.memory
+    return Controls(found, limits, scratch, tuple(rlimits), pinned, watched)
 
 
 def enforceable(guarantees: Iterable[Guarantee], machine: Machine) -> dict[str, str]:

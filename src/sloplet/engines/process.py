@@ -144,11 +144,13 @@ class ProcessEngine:
         owned = self._owned_in_view()
         plan = confine.process_plan(jailed, facts, self._view, decided, folders, owned_in_view=owned)
         guarantees = (*decided.guarantees, *self._fixed(facts))
+        programs = [path for path in host.python_path(self._view) if self._reachable(path)]
+        hello = replace(confine.hello(jailed, folders, programs), memory=decided.watched)
         self._ranges.add(number)
 
         return await launch(
             frame(encode_steps(plan)),
-            confine.hello(jailed, folders, [path for path in host.python_path(self._view) if self._reachable(path)]),
+            hello,
             guarantees,
             facts.cgroup,
             group,

@@ -71,6 +71,7 @@ class FakeAgent:
         self.user = self.kernel.user(name)
         self.workdir = hello.text(Tag.WORKDIR, "/workspace")
         self.ring = hello.integer(Tag.RING, _DEFAULT_RING)
+        self.kernel.memory_limit = hello.integer(Tag.MEMORY, self.kernel.memory_limit)
         home = hello.text(Tag.HOME, self.user.home)
         self.env = {"PATH": DEFAULT_PATH, "HOME": home, "USER": name, "LOGNAME": name, "SHELL": "/bin/sh"}
         for pair in hello.all(Tag.ENV):
