@@ -103,10 +103,11 @@ def diff(before: Snapshot, after: Snapshot) -> list[str]:
 
 
 def settled(
-    before: Snapshot, home: str | os.PathLike[str] | None = None, *, bury: bool = False, within: float = 5.0
+    before: Snapshot, home: str | os.PathLike[str] | None = None, *, bury: bool = False, within: float = 30.0
 ) -> list[str]:
     """The difference to ``before`` once it is empty, or as it is after ``within`` seconds: the kernel takes a moment
-    to remove a cgroup or a namespace whose last process has just ended. ``bury``: wait for orphans, as init would."""
+    to remove a cgroup or a namespace whose last process has just ended, and seconds for a loop device while the disk is
+    busy (mounts of a dead namespace are put away one after the other). ``bury``: wait for orphans, as init would."""
     give_up = time.monotonic() + within
     while True:
         if bury:
