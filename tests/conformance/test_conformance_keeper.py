@@ -26,4 +26,4 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def controller() -> Iterator[Controller]:
-    yield portal().call(keeper_controller())
+    return portal().call(keeper_controller())

@@ -264,9 +264,7 @@ class Kernel:
             vfs.truncate(node)
         from ...wire.schema import WatchMask
 
-        return DiskFile(
-            vfs, node, append=how == "a", on_written=lambda: vfs.emit(WatchMask.MODIFIED, folder, name)
-        )
+        return DiskFile(vfs, node, append=how == "a", on_written=lambda: vfs.emit(WatchMask.MODIFIED, folder, name))
 
     def program_of(self, node: Node) -> tuple[Program, str] | None:
         """The program behind an executable file, and the script it is to run if the file is one."""

@@ -182,9 +182,7 @@ class Shell(Words):
                 return 0
 
         try:
-            return self.kernel.fork(
-                self.proc.tree, self.proc, [name], self.proc.cred, self.proc.cwd, fds, main
-            )
+            return self.kernel.fork(self.proc.tree, self.proc, [name], self.proc.cred, self.proc.cwd, fds, main)
         except OSError:
             for file in inherited.values():
                 file.close()

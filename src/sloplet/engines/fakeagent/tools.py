@@ -184,9 +184,7 @@ async def _grep(c: Context) -> int:
     flags, rest = options(c.argv, "e")
     pattern = flags["e"] if "e" in flags else rest.pop(0)
     expression = re.compile(re.escape(pattern) if "F" in flags else pattern, re.IGNORECASE if "i" in flags else 0)
-    hits = [
-        line for line in (await text_of(c, rest)).splitlines() if bool(expression.search(line)) != ("v" in flags)
-    ]
+    hits = [line for line in (await text_of(c, rest)).splitlines() if bool(expression.search(line)) != ("v" in flags)]
     if "c" in flags:
         await c.out(f"{len(hits)}\n")
     elif "q" not in flags:

@@ -360,9 +360,7 @@ class Vfs:
                 for inner, found in self.walk(below, cred, depth - 1):
                     yield f"{name}/{inner}", found
 
-    def emit(
-        self, mask: WatchMask, folder: Node, name: str, to_folder: Node | None = None, to_name: str = ""
-    ) -> None:
+    def emit(self, mask: WatchMask, folder: Node, name: str, to_folder: Node | None = None, to_name: str = "") -> None:
         for watcher in list(self.watchers):
             old = watcher.relative(folder, name)
             new = watcher.relative(to_folder, to_name) if to_folder is not None else None

@@ -28,7 +28,6 @@ class Words:
     async def substitute(self, script: str) -> str:
         raise NotImplementedError
 
-
     def assign(self, name: str, value: str) -> None:
         self.vars[name] = value
         if name in self.exported:
