@@ -34,6 +34,7 @@
 #define EVERY_KILL (5 * MSEC)  /* is it enough? */
 #define EVERY_BLIND (1000 * MSEC)
 #define PART_OF_CPU 8 /* looking takes at most one part in this many of a processor */
+#define LITTLE 16 /* processes that hold less than one part in this many of the limit are not to blame */
 #define DYING (1000 * MSEC)
 #define VICTIMS 64
 #define TABLE_FIRST 1024
@@ -43,6 +44,7 @@ static int64_t limit, kills, next_look = NEVER;
 static struct proctab table;
 static int file_fds[2] = {-1, -1}; /* file systems that are memory: the scratch and /dev/shm */
 static int64_t last_files;
+static int growing; /* looks in a row at which the files were nearly all there may be, and grew */
 
 /* Killed, and their memory on its way back: not counted meanwhile, or their neighbours would die for it. */
 static struct {
@@ -165,7 +167,6 @@ static void read_shares(struct procent *e)
     struct stat st;
     char text[2048], name[16];
 
-    e->known = true;
     snprintf(name, sizeof name, "%d", (int)e->pid);
     if (fstatat(agent_proc_fd, name, &st, 0))
         return;
@@ -229,13 +230,13 @@ static void kill_one(struct procent *victim)
     victim->in = false;
 }
 
-static struct procent *heaviest_known(void)
+static struct procent *heaviest(void)
 {
     struct procent *found = NULL;
 
     for (size_t i = 0; i < table.count; i++) {
         struct procent *e = &table.all[i];
-        if (e->in && e->known && e->pid != guest.self && !proc_is_shim(e->pid) && (!found || weight(e) > weight(found)))
+        if (e->in && e->pid != guest.self && !proc_is_shim(e->pid) && (!found || weight(e) > weight(found)))
             found = e;
     }
     return found;
@@ -250,7 +251,7 @@ static void confirm(uint64_t *anon, uint64_t *shmem)
         struct procent *e = &table.all[i];
         uint64_t a = e->anon, s = e->shmem;
 
-        if (!e->in || !e->known)
+        if (!e->in)
             continue;
         read_sizes(e);
         *anon += e->anon = a < e->anon ? a : e->anon;
@@ -258,32 +259,34 @@ static void confirm(uint64_t *anon, uint64_t *shmem)
     }
 }
 
-/* Over the limit, it seems. Where the files alone are, killing frees nothing: then one goes at a time, and only while
- * they grow, so that whoever cleans up lives. */
+/* Over the limit, it seems. Where it is the files, and the processes hold next to nothing, killing frees nothing: then one
+ * goes at a time, and only while the files keep growing, so that whoever cleans up lives. */
 static void kill_until_below(int64_t files)
 {
     uint64_t anon, shmem;
-    bool only_files = files > limit;
     struct procent *victim;
+    int64_t used;
 
-    if (only_files && files <= last_files)
-        return;
     confirm(&anon, &shmem);
     proctab_sort(&table);
-    while (sum(anon, shmem, files) > limit && (victim = heaviest_known())) {
+    while ((used = sum(anon, shmem, files)) > limit && (victim = heaviest())) {
+        bool little = used - files <= limit / LITTLE;
+
+        if (little && growing < 2)
+            break;
         anon -= victim->anon;
         shmem -= victim->shmem;
         kill_one(victim);
         deep.due = 0;
-        if (only_files)
-            break;
+        if (little)
+            growing = 0;
     }
 }
 
 /* Depths two and three. What is used, as far as it had to be found out. */
 static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
 {
-    uint64_t anon = 0, shmem = 0, known_anon = 0, known_shmem = 0;
+    uint64_t anon = 0, shmem = 0;
     uint64_t fresh = faults > deep.faults ? (faults - deep.faults) * 4096 : 0;
     int64_t begun;
 
@@ -303,23 +306,21 @@ static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
         return limit;
     begun = now_ns();
     qsort(table.all, table.count, sizeof *table.all, heaviest_first);
-    for (size_t i = 0; i < table.count && table.all[i].in; i++) {
+    for (size_t i = 0; i < table.count && sum(anon, shmem, files) > limit; i++) {
         struct procent *e = &table.all[i];
+        if (!e->in)
+            continue;
         anon -= e->anon;
         shmem -= e->shmem;
         read_shares(e);
         anon += e->anon;
         shmem += e->shmem;
-        known_anon += e->anon;
-        known_shmem += e->shmem;
-        if (sum(anon, shmem, files) <= limit || sum(known_anon, known_shmem, files) > limit)
-            break;
     }
     deep.anon = anon;
     deep.shmem = shmem;
     deep.faults = faults;
     deep.due = now_ns() + (now_ns() - begun) * PART_OF_CPU;
-    if (sum(known_anon, known_shmem, files) > limit)
+    if (sum(anon, shmem, files) > limit)
         kill_until_below(files);
     return sum(anon, shmem, files);
 }
@@ -339,13 +340,13 @@ static int64_t look(int64_t now)
     for (size_t i = 0; i < table.count; i++) {
         struct procent *e = &table.all[i];
         e->in = (guest.pid1 || e->in) && e->state != 'Z' && e->state != 'X' && !dying(e->pid, now);
-        e->known = false;
         if (e->in) {
             rss += e->rss;
             faults += e->faults;
         }
     }
     files = files_used();
+    growing = files > limit - limit / LITTLE && files > last_files ? growing + 1 : 0;
     used = (int64_t)rss + files;
     if (used > limit)
         used = weigh(files, faults, now);

@@ -12,9 +12,7 @@ struct procent {
     char state; /* as in /proc/PID/stat: Z is a zombie */
     bool in;    /* a member of the tree that was marked */
     uint64_t cpu_us, rss, faults;
-    /* the watchdog's (memory.c): bytes, and whether shared pages count by share */
-    uint64_t anon, shmem;
-    bool known;
+    uint64_t anon, shmem; /* the watchdog's (memory.c), bytes */
 };
 
 struct proctab {
