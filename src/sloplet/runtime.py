@@ -9,51 +9,42 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import secrets
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from .controller import Event, SandboxInfo, Stream
 from .engines import registry
-from .engines.base import Engine, Guarantee, HostStats, Instance, ResolvedImage, StartRequest
-from .errors import EngineError, ProtocolError, SandboxDead, SandboxNotFound, SlopletError, StartFailed
+from .engines.base import Engine, Guarantee, HostStats, ResolvedImage, StartRequest
+from .errors import ProtocolError, SandboxDead, SandboxNotFound, SlopletError
 from .events import EventBus
+from .live import (
+    Live,
+    ask_to_end,
+    close_fds,
+    dead_error,
+    feel_pulse,
+    first_answer,
+    hello_fields,
+    wait_and_clean,
+    within,
+)
 from .spec import SandboxSpec
 from .state.home import Home, new_id
 from .state.locks import Owner
 from .state.store import Store
 from .wire.fields import Fields
 from .wire.mux import HostMux, HostStream
-from .wire.schema import HelloFlag, Op, Tag
+from .wire.schema import Op, Tag
 
 T = TypeVar("T")
 _START_TIMEOUT = 30.0
 _LAST_WORDS = 0.2
 _OVERDUE = 2.0  # a command still there that long after its time: is the agent itself?
 _PULSE = 5.0
-_RING = 262144
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
-
-
-@dataclass
-class _Live:
-    """A sandbox that this process holds."""
-
-    info: SandboxInfo
-    owner: str
-    engine: Engine
-    instance: Instance
-    mux: HostMux
-    ending: bool = False
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    watcher: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    fault: str = ""
-    running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
-    overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
 
 
 class Runtime:
@@ -66,7 +57,7 @@ class Runtime:
         self.bus = EventBus()
         self.on_gone: Callable[[], None] | None = None  # called after each sandbox that ends
         self._owner = Owner(self.home)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._state = ThreadPoolExecutor(1, thread_name_prefix="sloplet-state")
         self._dead_reasons: dict[str, str] = {}  # of embedded sandboxes that died; bounded
         self._reaped = False
@@ -186,9 +177,9 @@ class Runtime:
         lives = [live for live in self._live.values() if not live.ending]
         for live in lives:
             live.ending = True
-        asked = [live.instance.wait() for live in lives if _ask_to_end(live, grace)]
+        asked = [live.instance.wait() for live in lives if ask_to_end(live, grace)]
         if asked:
-            await _within(asyncio.gather(*asked), grace + 1)
+            await within(asyncio.gather(*asked), grace + 1)
         for live in lives:
             self._background(self._end(live, "died", reason=reason))
         await asyncio.gather(*(live.gone.wait() for live in list(self._live.values())))
@@ -229,21 +220,21 @@ class Runtime:
 
         return await self._on_state(lambda: resolve(spec.image, self.home))
 
-    async def _start(self, engine: Engine, request: StartRequest, info: SandboxInfo, owner: str) -> _Live:
+    async def _start(self, engine: Engine, request: StartRequest, info: SandboxInfo, owner: str) -> Live:
         instance = await engine.start(request)
         mux: HostMux | None = None
         try:
             mux = HostMux(instance.read_fd, instance.write_fd)
-            mux.hello(_hello(instance))
-            await self._answer(instance, mux)
+            mux.hello(hello_fields(instance))
+            await first_answer(instance, mux, _START_TIMEOUT)
             info = replace(info, state="running", workdir=instance.hello.workdir)
-            live = _Live(info, owner, engine, instance, mux)
+            live = Live(info, owner, engine, instance, mux)
         except BaseException:
             if mux is not None:
                 mux.fail(SandboxDead("the sandbox did not start"))
             instance.kill()
-            _close_fds(instance)
-            await asyncio.shield(_wait_and_clean(instance))
+            close_fds(instance)
+            await asyncio.shield(wait_and_clean(instance))
             raise
         mux.set_on_lost(lambda error: self._on_lost(live, error))
         mux.annotate = lambda stream, result: self._annotate(live, stream, result)
@@ -251,60 +242,30 @@ class Runtime:
         live.watcher = self._background(self._watch(live))
         return live
 
-    async def _answer(self, instance: Instance, mux: HostMux) -> Fields:
-        """The agent's HELLO, or why there is none."""
-        try:
-            async with asyncio.timeout(_START_TIMEOUT):
-                return await mux.peer_hello()
-        except TimeoutError:
-            raise StartFailed(
-                f"the sandbox did not answer within {_START_TIMEOUT:g} s", hint="is the machine overloaded?"
-            ) from None
-        except ProtocolError as error:
-            raise StartFailed(f"the sandbox's agent answered nonsense: {error.message}") from error
-        except EngineError:
-            raise
-        except SlopletError:
-            ended = await _within(instance.wait(), 2.0)
-            reason = ended.reason if ended else "its agent closed the connection"
-            raise StartFailed(
-                f"the sandbox did not start: {reason}", hint="`sloplet doctor` checks this machine"
-            ) from None
-
     # -- ending --------------------------------------------------------------------
 
-    def _on_lost(self, live: _Live, error: SlopletError) -> None:
+    def _on_lost(self, live: Live, error: SlopletError) -> None:
         if isinstance(error, ProtocolError):
             live.fault = f"its agent broke the protocol: {error.message}"
             live.instance.kill()
         else:  # most likely it has just ended: let its engine find out how, before we end it ourselves
             asyncio.get_running_loop().call_later(_LAST_WORDS, live.instance.kill)
 
-    def _suspect(self, live: _Live, stream_id: int) -> None:
+    def _suspect(self, live: Live, stream_id: int) -> None:
         live.overdue.pop(stream_id, None)
         if not live.ending:
-            self._background(self._feel_pulse(live))
+            self._background(feel_pulse(live, _PULSE))
 
-    async def _feel_pulse(self, live: _Live) -> None:
-        """The agent ends what is over its time; one that is stopped or stuck in the kernel does not. (A reader that is
-        slow to take the output is no fault: an agent that answers is left alone.)"""
-        try:
-            async with asyncio.timeout(_PULSE):
-                await live.mux.answers()
-        except TimeoutError:
-            live.fault = live.fault or "its agent does not answer any more"
-            live.instance.kill()
-
-    async def _watch(self, live: _Live) -> None:
+    async def _watch(self, live: Live) -> None:
         """Wait for a sandbox's end, whoever brings it about, and tell everybody who waits on it."""
         ended = await live.instance.wait()
         reason = live.fault or ended.reason
-        live.mux.fail(_dead(live.info, "it was closed" if live.ending else reason))
+        live.mux.fail(dead_error(live.info, "it was closed" if live.ending else reason))
         if not live.ending:
             live.ending = True
             await self._end(live, "died", reason=reason, oom=ended.oom)
 
-    async def _end(self, live: _Live, event: str, *, reason: str = "", oom: bool = False) -> None:
+    async def _end(self, live: Live, event: str, *, reason: str = "", oom: bool = False) -> None:
         """The one way a held sandbox goes. Runs as a task of its own, so nobody's cancellation stops it."""
         sandbox_id = live.info.id
         if live.timer is not None:
@@ -313,8 +274,8 @@ class Runtime:
             timer.cancel()
         live.instance.kill()
         await live.instance.wait()
-        live.mux.fail(_dead(live.info, reason or "it was closed"))
-        _close_fds(live.instance)
+        live.mux.fail(dead_error(live.info, reason or "it was closed"))
+        close_fds(live.instance)
         live.instance.cleanup()
         died = event == "died"
 
@@ -377,12 +338,12 @@ class Runtime:
     def close_in_child(self) -> None:
         """After a fork: the sandboxes are the parent's. Drop our copies of their wires, or they would outlive it."""
         for live in self._live.values():
-            _close_fds(live.instance)
+            close_fds(live.instance)
         self._live = {}
 
     # -- small things ----------------------------------------------------------------
 
-    def _annotate(self, live: _Live, stream: HostStream, result: Fields) -> Fields:
+    def _annotate(self, live: Live, stream: HostStream, result: Fields) -> Fields:
         """Add OOM where the memory limit killed something while the command ran; what the agent says of it stays."""
         if stream.id not in live.running:
             return result
@@ -408,7 +369,7 @@ class Runtime:
             argv = [part.decode("utf-8", "replace") for part in request.all(Tag.ARGV)]
             self.bus.emit(sandbox_id, "command.started", command=argv)
 
-    def _held(self, sandbox_id: str) -> _Live:
+    def _held(self, sandbox_id: str) -> Live:
         live = self._live.get(sandbox_id)
         if live is not None and not live.ending:
             return live
@@ -437,36 +398,8 @@ class Runtime:
             )
 
 
-def _hello(instance: Instance) -> Fields:
-    config = instance.hello
-    fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
-    fields.add(Tag.FLAGS, int(HelloFlag.NO_USERS) if config.no_users else 0)
-    fields.add(Tag.ENTROPY, secrets.token_bytes(32))
-    if config.home is not None:
-        fields.add(Tag.HOME, config.home)
-    if config.hostname is not None:
-        fields.add(Tag.HOSTNAME, config.hostname)
-    if config.memory is not None:
-        fields.add(Tag.MEMORY, config.memory)
-    for key, value in config.env:
-        fields.add(Tag.ENV, f"{key}={value}")
-    return fields
-
-
-def _ask_to_end(live: _Live, grace: float) -> bool:
-    try:
-        live.mux.open(Fields((Tag.OP, int(Op.SHUTDOWN)), (Tag.TIMEOUT_MS, int(grace * 1000))))
-    except SlopletError:
-        return False
-    return True
-
-
 def _named(info: SandboxInfo, ref: str) -> bool:
     return info.name is not None and info.name.casefold() == ref.casefold()
-
-
-def _dead(info: SandboxInfo, reason: str) -> SandboxDead:
-    return SandboxDead(f"the sandbox {info.name or info.id} is dead: {reason}", hint="make a new one")
 
 
 def _remember(reasons: dict[str, str], sandbox_id: str, reason: str) -> None:
@@ -479,29 +412,6 @@ def _maybe(job: Callable[[], T]) -> T | None:
     try:
         return job()
     except SandboxNotFound:
-        return None
-
-
-def _close_fds(instance: Instance) -> None:
-    for fd in {instance.read_fd, instance.write_fd}:
-        if fd >= 0:
-            try:
-                os.close(fd)
-            except OSError:
-                pass
-    instance.read_fd = instance.write_fd = -1
-
-
-async def _wait_and_clean(instance: Instance) -> None:
-    await instance.wait()
-    instance.cleanup()
-
-
-async def _within(work: Awaitable[T], seconds: float) -> T | None:
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError:
         return None
 
 

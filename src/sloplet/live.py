@@ -1,0 +1,119 @@
+"""A sandbox that a runtime holds: its instance, its wire, and the small acts upon them. No records here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from .controller import SandboxInfo
+from .engines.base import Engine, Instance
+from .errors import EngineError, ProtocolError, SandboxDead, SlopletError, StartFailed
+from .wire.fields import Fields
+from .wire.mux import HostMux
+from .wire.schema import HelloFlag, Op, Tag
+
+T = TypeVar("T")
+_RING = 262144
+
+
+@dataclass
+class Live:
+    """A sandbox that this process holds."""
+
+    info: SandboxInfo
+    owner: str
+    engine: Engine
+    instance: Instance
+    mux: HostMux
+    ending: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    watcher: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    fault: str = ""
+    running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
+    overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
+
+
+def hello_fields(instance: Instance) -> Fields:
+    config = instance.hello
+    fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
+    fields.add(Tag.FLAGS, int(HelloFlag.NO_USERS) if config.no_users else 0)
+    fields.add(Tag.ENTROPY, secrets.token_bytes(32))
+    if config.home is not None:
+        fields.add(Tag.HOME, config.home)
+    if config.hostname is not None:
+        fields.add(Tag.HOSTNAME, config.hostname)
+    if config.memory is not None:
+        fields.add(Tag.MEMORY, config.memory)
+    for key, value in config.env:
+        fields.add(Tag.ENV, f"{key}={value}")
+    return fields
+
+
+def ask_to_end(live: Live, grace: float) -> bool:
+    try:
+        live.mux.open(Fields((Tag.OP, int(Op.SHUTDOWN)), (Tag.TIMEOUT_MS, int(grace * 1000))))
+    except SlopletError:
+        return False
+    return True
+
+
+async def first_answer(instance: Instance, mux: HostMux, timeout: float) -> Fields:
+    """The agent's HELLO, or why there is none."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await mux.peer_hello()
+    except TimeoutError:
+        raise StartFailed(
+            f"the sandbox did not answer within {timeout:g} s", hint="is the machine overloaded?"
+        ) from None
+    except ProtocolError as error:
+        raise StartFailed(f"the sandbox's agent answered nonsense: {error.message}") from error
+    except EngineError:
+        raise
+    except SlopletError:
+        ended = await within(instance.wait(), 2.0)
+        reason = ended.reason if ended else "its agent closed the connection"
+        raise StartFailed(f"the sandbox did not start: {reason}", hint="`sloplet doctor` checks this machine") from None
+
+
+async def feel_pulse(live: Live, timeout: float) -> None:
+    """The agent ends what is over its time; one that is stopped or stuck in the kernel does not. (A reader that is
+    slow to take the output is no fault: an agent that answers is left alone.)"""
+    try:
+        async with asyncio.timeout(timeout):
+            await live.mux.answers()
+    except TimeoutError:
+        live.fault = live.fault or "its agent does not answer any more"
+        live.instance.kill()
+
+
+def dead_error(info: SandboxInfo, reason: str) -> SandboxDead:
+    return SandboxDead(f"the sandbox {info.name or info.id} is dead: {reason}", hint="make a new one")
+
+
+def close_fds(instance: Instance) -> None:
+    for fd in {instance.read_fd, instance.write_fd}:
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+    instance.read_fd = instance.write_fd = -1
+
+
+async def wait_and_clean(instance: Instance) -> None:
+    await instance.wait()
+    instance.cleanup()
+
+
+async def within(work: Awaitable[T], seconds: float) -> T | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        return None
