@@ -85,6 +85,10 @@ class Target:
             else:
                 loaded[self.name] = before
 
+    def some(self, **limits: Any) -> dict[str, Any]:
+        """Those of the limits that can be enforced here; to name another is to be refused."""
+        return {control: value for control, value in limits.items() if self.enforces(control)}
+
     def need(self, *capabilities: str) -> None:
         """Skip unless the engine has each of them (fields of ``Capabilities``)."""
         for name in capabilities:

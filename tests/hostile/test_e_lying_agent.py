@@ -42,27 +42,10 @@ AT_START = (
     "wrong-version",
 )
 ENDED_BY = (
-    "hello-twice",
-    "huge-length",
-    "over-limit",
-    "unknown-type",
-    "hosts-type",
-    "reserved",
-    "bad-channel",
-    "request-channel",
-    "empty-data",
-    "foreign-stream",
-    "even-stream",
-    "stream-zero",
-    "cut-fields",
-    "unknown-tag",
-    "random-fields",
-    "two-replies",
-    "close-twice",
-    "data-after-end",
-    "much-credit",
-    "hang-up",
-)
+    "hello-twice", "huge-length", "over-limit", "unknown-type", "hosts-type", "reserved", "bad-channel",
+    "request-channel", "empty-data", "foreign-stream", "even-stream", "stream-zero", "cut-fields",
+    "unknown-tag", "random-fields", "two-replies", "close-twice", "data-after-end", "much-credit", "hang-up",
+)  # fmt: skip
 SLOW = ("endless-frame", "silence")
 FLOODS = ("ping-flood", "pong-flood", "end-flood", "tiny-flood", "credit-flood", "data-flood")
 

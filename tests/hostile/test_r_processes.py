@@ -1,0 +1,96 @@
+"""R-01: processes without number and without manners. A time limit ends all of them; the neighbour notices nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hostile_kit import Target, eventually, host_pids, install, name_of
+
+from sloplet import Sandbox, runtime
+from sloplet.errors import SandboxDead, SlopletError
+
+BOMBS = ("fork", "vfork", "threads", "zombies", "stopped", "daemons", "deaf", "respawn")
+
+
+def _hostile(box: Sandbox) -> list[int]:
+    return [pid for pid in host_pids(box) if name_of(pid) in ("bombs", "hostile-daemon")]
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_r01_bombs(target: Target, box: Sandbox, neighbour: Sandbox, kind: str) -> None:
+    target.need_controls("pids")
+    path = install(box, "bombs")
+    usual = _slowest(neighbour)
+    bomb = box.spawn([path, kind], timeout=1)
+    if kind in ("daemons", "stopped", "deaf"):
+        eventually(lambda: len(_hostile(box)) >= 8, 5, "positive control: the bomb is at work")
+    during = _slowest(neighbour)
+    assert during < max(2 * usual, usual + 1.0), f"the neighbour took {during:.3f} s instead of {usual:.3f} s"
+    start = time.monotonic()
+    result = bomb.wait()
+    assert time.monotonic() - start < 15
+    assert result.timed_out or kind == "respawn", result.describe()
+    if kind != "respawn":  # its main process ends by itself, its descendants live on until the sandbox ends
+        eventually(lambda: _hostile(box) == [], 10, "the time limit ends all, however far they ran")
+        assert box.run("echo alive", timeout=10).stdout == "alive\n"
+
+
+def _slowest(box: Sandbox) -> float:
+    worst = 0.0
+    for _ in range(5):
+        start = time.monotonic()
+        assert box.run("true").ok
+        worst = max(worst, time.monotonic() - start)
+    return worst
+
+
+@pytest.mark.parametrize("kind", ["fork", "respawn", "deaf", "stopped", "threads", "daemons"])
+def test_r01_closing_ends_everything(target: Target, kind: str) -> None:
+    target.need_controls("pids")
+    with target.box(pids=64) as box:
+        box.spawn([install(box, "bombs"), kind], detached=True)
+        eventually(lambda: len(_hostile(box)) >= 1 or kind == "respawn", 5)
+        pids = host_pids(box)
+        start = time.monotonic()
+        box.kill()
+        assert time.monotonic() - start < 5
+    eventually(lambda: not [pid for pid in pids if name_of(pid) in ("bombs", "hostile-daemon")], 2)
+
+
+def test_r01_the_limit_holds(target: Target) -> None:
+    """As many as were asked for and a handful for the agent's own, never more; and the caller learns why."""
+    target.need_controls("pids")
+    with target.box(pids=40) as box:
+        bomb = box.spawn([install(box, "bombs"), "fork"], timeout=1.5)
+        eventually(lambda: len(_hostile(box)) > 30, 3, "positive control")
+        most = max(len(host_pids(box)) for _ in range(20))
+        assert most <= 40 + 16 + 1
+        with pytest.raises(SlopletError):
+            _spawn_many(box)
+        bomb.wait()
+
+
+def _spawn_many(box: Sandbox) -> None:
+    for _ in range(30):
+        box.spawn("sleep 5", detached=True)
+
+
+def test_r01_a_wedged_agent(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that a command keeps locked holds the agent up in the kernel. Time limits hold all the same."""
+    monkeypatch.setattr(runtime, "_OVERDUE", 0.3)
+    monkeypatch.setattr(runtime, "_PULSE", 0.7)
+    with target.box() as box:
+        path = install(box, "bombs")
+        try:
+            result = box.run([path, "wedge"], timeout=0.5)
+            assert result.timed_out or not result.ok  # without terminals it does not get that far
+        except SandboxDead as error:
+            said = error.message
+            assert "does not answer" in said
+    with target.box() as box:
+        box.spawn([install(box, "bombs"), "wedge"], detached=True)
+        eventually(lambda: _hostile(box), 5)
+        start = time.monotonic()
+        box.kill()
+        assert time.monotonic() - start < 2
