@@ -376,6 +376,7 @@ class Runtime:
         if sandbox_id in self._dead_reasons:
             raise SandboxDead(f"the sandbox is dead: {self._dead_reasons[sandbox_id]}", hint="make a new one")
         if live is not None:
+            live.mux.check()  # one that has just died says of what
             raise SandboxDead("the sandbox is being closed")
         raise SandboxNotFound(
             f"there is no running sandbox {sandbox_id}", hint="it was closed, or it died: `sloplet ls`"

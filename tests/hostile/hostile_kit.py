@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any
 
 import pytest
 
+import sloplet.runtime
 from sloplet import Sandbox
 from sloplet.engines import registry
 from sloplet.engines.base import Capabilities, Engine
@@ -278,3 +280,40 @@ def make_rootfs(folder: Path, busybox: Path) -> None:
     for parent in list(folder.parents)[:2]:
         if parent != Path(tempfile.gettempdir()) and parent.stat().st_uid == os.geteuid():
             parent.chmod(0o755)
+
+
+class Waiting:
+    """A blocking call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._outcome: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _work(self, call: Callable[[], Any]) -> None:
+        try:
+            self._outcome = call()
+        except BaseException as error:
+            self._error = error
+
+    def _join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"the call did not return within {seconds} s"
+
+    def result(self, seconds: float) -> Any:
+        self._join(seconds)
+        assert self._error is None, self._error
+        return self._outcome
+
+    def error(self, seconds: float) -> BaseException | None:
+        self._join(seconds)
+        return self._error
+
+
+def patience(monkeypatch: pytest.MonkeyPatch, *, start: float = 0, overdue: float = 0, pulse: float = 0) -> None:
+    """How long the holder waits for an agent before it does something about it."""
+    wanted = {"_START_TIMEOUT": start, "_OVERDUE": overdue, "_PULSE": pulse}
+    for name, seconds in wanted.items():
+        if seconds:
+            monkeypatch.setattr(sloplet.runtime, name, seconds)

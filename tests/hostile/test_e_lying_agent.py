@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from hostile_kit import Target, eventually, probe, rss
+from hostile_kit import Target, eventually, patience, probe, rss
 
-from sloplet import Sandbox, runtime
+from sloplet import Sandbox
 from sloplet.engines import registry
 from sloplet.engines.base import (
     Capabilities,
@@ -135,7 +135,7 @@ def bystander() -> Iterator[Sandbox]:
 
 @pytest.mark.parametrize("mode", AT_START)
 def test_e14_lies_at_the_start(mode: str, bystander: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_START_TIMEOUT", 1.0)
+    patience(monkeypatch, start=1.0)
     with liar(mode, monkeypatch) as box:
         before, start = rss(), time.monotonic()
         with pytest.raises(StartFailed):
@@ -166,8 +166,7 @@ def test_e14_lies_during_a_command(mode: str, bystander: Sandbox, monkeypatch: p
 @pytest.mark.parametrize("mode", SLOW)
 def test_e14_says_nothing_any_more(mode: str, bystander: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time limit holds although it is the agent's to enforce."""
-    monkeypatch.setattr(runtime, "_OVERDUE", 0.2)
-    monkeypatch.setattr(runtime, "_PULSE", 0.5)
+    patience(monkeypatch, overdue=0.2, pulse=0.5)
     with liar(mode, monkeypatch) as box:
         with pytest.raises(SandboxDead, match="does not answer"):
             box.run("true", timeout=0.2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from hostile_kit import Target, eventually, host_pids, install, name_of
+from hostile_kit import Target, eventually, host_pids, install, name_of, patience
 
-from sloplet import Sandbox, runtime
+from sloplet import Sandbox
 from sloplet.errors import SandboxDead, SlopletError
 
 BOMBS = ("fork", "vfork", "threads", "zombies", "stopped", "daemons", "deaf", "respawn")
@@ -78,8 +78,7 @@ def _spawn_many(box: Sandbox) -> None:
 
 def test_r01_a_wedged_agent(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that a command keeps locked holds the agent up in the kernel. Time limits hold all the same."""
-    monkeypatch.setattr(runtime, "_OVERDUE", 0.3)
-    monkeypatch.setattr(runtime, "_PULSE", 0.7)
+    patience(monkeypatch, overdue=0.3, pulse=0.7)
     with target.box() as box:
         path = install(box, "bombs")
         try:
