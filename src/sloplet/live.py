@@ -35,6 +35,7 @@ class Live:
     timer: asyncio.TimerHandle | None = None
     fault: str = ""
     running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
+    quiet: asyncio.TimerHandle | None = None  # while something is asked of it
     overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
 
 

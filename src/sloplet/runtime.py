@@ -44,6 +44,8 @@ _START_TIMEOUT = 30.0
 _LAST_WORDS = 0.2
 _OVERDUE = 2.0  # a command still there that long after its time: is the agent itself?
 _PULSE = 5.0
+_QUIET = 10.0  # nothing heard for that long from one that was asked something: does it still answer?
+_PATIENCE = 60.0
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
 
 
@@ -133,6 +135,8 @@ class Runtime:
         if live.mux.congested:
             await live.mux.drained()
         stream = live.mux.open(request)
+        if live.quiet is None:
+            self._listen(live)
         if request.integer(Tag.OP) in _COMMAND_OPS:
             live.running[stream.id] = live.instance.oom_kills()
             if limit := request.integer(Tag.TIMEOUT_MS, 0):
@@ -251,6 +255,20 @@ class Runtime:
         else:  # most likely it has just ended: let its engine find out how, before we end it ourselves
             asyncio.get_running_loop().call_later(_LAST_WORDS, live.instance.kill)
 
+    def _listen(self, live: Live) -> None:
+        """While something is asked of a sandbox, look now and then whether anything is heard of it. Its commands can
+        stop an agent in its tracks (a locked pipe); callers must not wait for ever then."""
+        loop = asyncio.get_running_loop()
+        live.quiet = loop.call_later(_QUIET, self._heard, live, live.mux.heard)
+
+    def _heard(self, live: Live, before: int) -> None:
+        live.quiet = None
+        if live.ending or not live.mux.waiting:
+            return
+        if live.mux.heard == before:
+            self._background(feel_pulse(live, _PATIENCE))
+        self._listen(live)
+
     def _suspect(self, live: Live, stream_id: int) -> None:
         live.overdue.pop(stream_id, None)
         if not live.ending:
@@ -270,8 +288,9 @@ class Runtime:
         sandbox_id = live.info.id
         if live.timer is not None:
             live.timer.cancel()
-        for timer in live.overdue.values():
-            timer.cancel()
+        for timer in (live.quiet, *live.overdue.values()):
+            if timer is not None:
+                timer.cancel()
         live.instance.kill()
         await live.instance.wait()
         live.mux.fail(dead_error(live.info, reason or "it was closed"))

@@ -311,9 +311,15 @@ class Waiting:
         return self._error
 
 
-def patience(monkeypatch: pytest.MonkeyPatch, *, start: float = 0, overdue: float = 0, pulse: float = 0) -> None:
+def patience(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     """How long the holder waits for an agent before it does something about it."""
-    wanted = {"_START_TIMEOUT": start, "_OVERDUE": overdue, "_PULSE": pulse}
-    for name, seconds in wanted.items():
-        if seconds:
-            monkeypatch.setattr(sloplet.runtime, name, seconds)
+    names = {
+        "start": "_START_TIMEOUT",
+        "overdue": "_OVERDUE",
+        "pulse": "_PULSE",
+        "quiet": "_QUIET",
+        "last": "_PATIENCE",
+    }
+    wanted = {names[key]: value for key, value in seconds.items()}
+    for name, value in wanted.items():
+        monkeypatch.setattr(sloplet.runtime, name, value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
-from hostile_kit import Target, eventually, host_pids, install, name_of, patience
+from hostile_kit import Target, Waiting, eventually, host_pids, install, name_of, patience
 
 from sloplet import Sandbox
 from sloplet.errors import SandboxDead, SlopletError
@@ -88,8 +90,22 @@ def test_r01_a_wedged_agent(target: Target, monkeypatch: pytest.MonkeyPatch) -> 
             said = error.message
             assert "does not answer" in said
     with target.box() as box:
-        box.spawn([install(box, "bombs"), "wedge"], detached=True)
+        waiting = Waiting(lambda: box.spawn([install(box, "bombs"), "wedge"], detached=True))
         eventually(lambda: _hostile(box), 5)
         start = time.monotonic()
         box.kill()
         assert time.monotonic() - start < 2
+        waiting.error(5)
+
+
+def test_r01_no_call_hangs_for_ever(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, without a time limit: whoever asks something of a sandbox that says nothing gets an error."""
+    patience(monkeypatch, quiet=0.3, last=1.0)
+    with target.box() as box:
+        quiet = Waiting(lambda: box.run("sleep 3; echo fine"))
+        assert quiet.result(20).stdout == "fine\n", "positive control: a quiet command is left alone"
+    with target.box() as box:
+        os.kill(host_pids(box)[1], signal.SIGSTOP)
+        error = Waiting(lambda: box.files.list("/")).error(10)
+        assert isinstance(error, SandboxDead)
+        assert "does not answer" in error.message

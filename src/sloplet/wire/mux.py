@@ -56,6 +56,7 @@ class Mux:
         self._room = Waiters()
         self._hello: Fields | None = None
         self._hello_waiters = Waiters()
+        self.heard = 0  # how often something came from the other side
         self._pongs = 0
         self._pulse = Waiters()
         os.set_blocking(read_fd, False)
@@ -171,6 +172,7 @@ class Mux:
         if not data:
             self._connection_lost(WireClosed("the other side closed the connection"))
             return
+        self.heard += 1
         try:
             for frame in self._decoder.feed(data):
                 self._dispatch(frame)
@@ -266,6 +268,11 @@ class HostMux(Mux):
 
     def forget(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything was asked that has not been answered to its end."""
+        return bool(self._streams)
 
     def _on_stream_frame(self, frame: Frame) -> None:
         stream = self._streams.get(frame.stream)
