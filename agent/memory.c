@@ -35,27 +35,31 @@
 #define EVERY_BLIND (1000 * MSEC)
 #define PART_OF_CPU 8 /* looking takes at most one part in this many of a processor */
 #define LITTLE 16 /* processes that hold less than one part in this many of the limit are not to blame */
-#define DYING (1000 * MSEC)
-#define VICTIMS 64
+#define DYING (5000 * MSEC)
+#define VICTIMS 256
 #define TABLE_FIRST 1024
 #define TMPFS 0x01021994
 
 static int64_t limit, kills, next_look = NEVER;
+static int64_t allowed; /* what the living may have at this look: the limit, or less */
 static struct proctab table;
 static int file_fds[2] = {-1, -1}; /* file systems that are memory: the scratch and /dev/shm */
 static int64_t last_files;
 static int growing; /* looks in a row at which the files were nearly all there may be, and grew */
 
-/* Killed, and their memory on its way back: not counted meanwhile, or their neighbours would die for it. */
+/* Killed, and their memory on its way back: that takes long where many want the processor, and /proc does not tell it any
+ * more. It is not counted at once, or their neighbours would die for it, but together with the living there is a second
+ * limit, half as large again. */
 static struct {
     pid_t pid;
-    int64_t until;
+    int64_t weight, until;
 } victims[VICTIMS];
 static unsigned next_victim;
+static int64_t dying; /* bytes */
 
-/* The last look that went to the third depth. */
+/* The last look that went to the third depth. `cost` is of this one: it has a due time of its own. */
 static struct {
-    int64_t due;
+    int64_t due, cost;
     uint64_t anon, shmem, faults;
 } deep;
 
@@ -113,12 +117,20 @@ static int64_t files_used(void)
     return used;
 }
 
-static bool dying(pid_t pid, int64_t now)
+/* Takes the victims out of the table, and forgets those that have gone. */
+static void set_victims_apart(int64_t now)
 {
-    for (int i = 0; i < VICTIMS; i++)
-        if (victims[i].pid == pid && victims[i].until > now)
-            return true;
-    return false;
+    dying = 0;
+    for (int i = 0; i < VICTIMS; i++) {
+        struct procent *e = victims[i].pid ? proctab_find(&table, victims[i].pid) : NULL;
+
+        if (!e || !e->in || victims[i].until < now) {
+            victims[i].pid = 0;
+            continue;
+        }
+        e->in = false;
+        dying += victims[i].weight;
+    }
 }
 
 /* Reads /proc/PID/NAME; the text's length, 0 if it may not be read or is gone. */
@@ -225,6 +237,8 @@ static void kill_one(struct procent *victim)
     if (kill(victim->pid, SIGKILL) == 0)
         kills++;
     victims[next_victim].pid = victim->pid;
+    victims[next_victim].weight = (int64_t)weight(victim);
+    dying += (int64_t)weight(victim);
     victims[next_victim].until = now_ns() + DYING;
     next_victim = (next_victim + 1) % VICTIMS;
     victim->in = false;
@@ -269,7 +283,7 @@ static void kill_until_below(int64_t files)
 
     confirm(&anon, &shmem);
     proctab_sort(&table);
-    while ((used = sum(anon, shmem, files)) > limit && (victim = heaviest())) {
+    while ((used = sum(anon, shmem, files)) > allowed && (victim = heaviest())) {
         bool little = used - files <= limit / LITTLE;
 
         if (little && growing < 2)
@@ -298,15 +312,15 @@ static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
         anon += e->anon;
         shmem += e->shmem;
     }
-    if (sum(anon, shmem, files) <= limit)
+    if (sum(anon, shmem, files) <= allowed)
         return sum(anon, shmem, files);
     /* A deep look walks page tables, 5 ms for a gigabyte: it is put off while there cannot be much that is new. Every
      * page that stops being shared is a fault; a huge page is one fault too, and waits until it is due. */
-    if (now < deep.due && sum(deep.anon + fresh, deep.shmem, files) <= limit)
+    if (now < deep.due && sum(deep.anon + fresh, deep.shmem, files) <= allowed)
         return limit;
     begun = now_ns();
     qsort(table.all, table.count, sizeof *table.all, heaviest_first);
-    for (size_t i = 0; i < table.count && sum(anon, shmem, files) > limit; i++) {
+    for (size_t i = 0; i < table.count && sum(anon, shmem, files) > allowed; i++) {
         struct procent *e = &table.all[i];
         if (!e->in)
             continue;
@@ -319,8 +333,9 @@ static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
     deep.anon = anon;
     deep.shmem = shmem;
     deep.faults = faults;
-    deep.due = now_ns() + (now_ns() - begun) * PART_OF_CPU;
-    if (sum(anon, shmem, files) > limit)
+    deep.cost = now_ns() - begun;
+    deep.due = now_ns() + deep.cost * PART_OF_CPU;
+    if (sum(anon, shmem, files) > allowed)
         kill_until_below(files);
     return sum(anon, shmem, files);
 }
@@ -339,19 +354,25 @@ static int64_t look(int64_t now)
     }
     for (size_t i = 0; i < table.count; i++) {
         struct procent *e = &table.all[i];
-        e->in = (guest.pid1 || e->in) && e->state != 'Z' && e->state != 'X' && !dying(e->pid, now);
+        e->in = (guest.pid1 || e->in) && e->state != 'Z' && e->state != 'X';
+    }
+    set_victims_apart(now);
+    for (size_t i = 0; i < table.count; i++) {
+        struct procent *e = &table.all[i];
         if (e->in) {
             rss += e->rss;
             faults += e->faults;
         }
     }
     files = files_used();
+    deep.cost = 0;
     growing = files > limit - limit / LITTLE && files > last_files ? growing + 1 : 0;
     used = (int64_t)rss + files;
-    if (used > limit)
+    allowed = earlier(limit, limit + limit / 2 - dying);
+    if (used > allowed)
         used = weigh(files, faults, now);
     last_files = files;
-    cost = now_ns() - begun;
+    cost = now_ns() - begun - deep.cost;
     pause = kills > before ? EVERY_KILL : used > limit / 2 ? EVERY_NEAR : EVERY;
     if (pause < cost * PART_OF_CPU && kills == before)
         pause = cost * PART_OF_CPU;

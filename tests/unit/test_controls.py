@@ -33,6 +33,15 @@ def test_without_cgroups_the_substitutes_are_honest() -> None:
     assert limits[resource.RLIMIT_DATA] == 512 * 2**20
     assert limits[resource.RLIMIT_NPROC] > 512
     assert len(decided.pinned) == 1
+    assert decided.watched == 512 * 2**20
+    how = next(item.how for item in decided.guarantees if item.control == "memory")
+    assert "RLIMIT_DATA" in how
+    assert "watchdog" in how
+    assert "no cgroup is writable" in how
+
+
+def test_a_memory_cgroup_needs_no_watchdog() -> None:
+    assert decide(SandboxSpec.make(), Machine(cgroup=ALL), "id", namespaces=True).watched is None
 
 
 @pytest.mark.parametrize(
