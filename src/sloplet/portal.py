@@ -14,7 +14,10 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from .errors import EngineError
+
 T = TypeVar("T")
+_FULL = "are too many files open, or too many processes running?"
 
 _portal: Portal | None = None
 _portal_lock = threading.Lock()
@@ -26,13 +29,19 @@ class Portal:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._ready = threading.Event()
-        self.loop: asyncio.AbstractEventLoop
+        try:
+            self.loop = asyncio.new_event_loop()
+        except OSError as error:
+            raise EngineError(f"no event loop can be made: {error.strerror}", hint=_FULL) from error
         self.thread = threading.Thread(target=self._main, name="sloplet-loop", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self.loop.close()
+            raise EngineError(f"no thread can be started: {error}", hint=_FULL) from error
         self._ready.wait()
 
     def _main(self) -> None:
-        self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._ready.set)
         try:

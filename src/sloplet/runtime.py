@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from .controller import Event, SandboxInfo, Stream
 from .engines import registry
 from .engines.base import Engine, Guarantee, HostStats, ResolvedImage, StartRequest
-from .errors import ProtocolError, SandboxDead, SandboxNotFound, SlopletError
+from .errors import EngineError, ProtocolError, SandboxDead, SandboxNotFound, SlopletError, StartFailed
 from .events import EventBus
 from .live import (
     Live,
@@ -40,6 +40,7 @@ from .wire.mux import HostMux, HostStream
 from .wire.schema import Op, Tag
 
 T = TypeVar("T")
+_NO_ROOM = "is the machine, or this process, out of files, memory or disk space?"
 _START_TIMEOUT = 30.0
 _LAST_WORDS = 0.2
 _OVERDUE = 2.0  # a command still there that long after its time: is the agent itself?
@@ -70,6 +71,14 @@ class Runtime:
     # -- Controller --------------------------------------------------------------
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        try:
+            return await self._create(spec)
+        except OSError as error:
+            if isinstance(error, SlopletError):
+                raise
+            raise StartFailed(f"the sandbox could not be made: {error}", hint=_NO_ROOM) from error
+
+    async def _create(self, spec: SandboxSpec) -> SandboxInfo:
         engine = registry.choose(spec)
         image = await self._image(spec)
         sandbox_id = new_id()
@@ -402,7 +411,11 @@ class Runtime:
         )
 
     async def _on_state(self, job: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._state, job)
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._state, job)
+        except RuntimeError as error:
+            raise EngineError(f"no thread can be started: {error}", hint=_NO_ROOM) from error
+        return await work
 
     def _background(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.ensure_future(work)

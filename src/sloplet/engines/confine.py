@@ -29,12 +29,14 @@ FOLDERS = ("workspace", "home", "tmp")
 
 @dataclass(frozen=True)
 class Folders:
-    """Where this sandbox may write, on the host. ``top`` holds nothing else."""
+    """Where this sandbox may write, on the host. ``top`` holds nothing else. ``nested`` False: all are ``top`` itself
+    (of a plan that is only tried)."""
 
     top: str
+    nested: bool = True
 
     def path(self, name: str) -> str:
-        return f"{self.top}/{name}"
+        return f"{self.top}/{name}" if self.nested else self.top
 
 
 def filesystem_rights(abi: int) -> int:

@@ -75,6 +75,14 @@ def _spawn(plan: bytes) -> _Spawned:
             os.close(fd)
 
 
+def _abandon(spawned: _Spawned) -> None:
+    """End a launcher that nobody will hold. Its sandbox, if there is one already, dies with it."""
+    for fd in (spawned.read_fd, spawned.write_fd, spawned.status_fd, spawned.pidfd):
+        os.close(fd)
+    os.kill(spawned.pid, signal.SIGKILL)
+    os.waitpid(spawned.pid, 0)
+
+
 def _split(line: str) -> StartFailed:
     """The launcher's line "step: what: why: hint" as an error."""
     text = line.strip()
@@ -276,7 +284,14 @@ async def launch(
         raise StartFailed(
             f"the launcher cannot be started: {error}", hint="are too many files or processes open?"
         ) from error
-    instance = Jailed(spawned, hello, guarantees, group, released, cleaned)
+    try:
+        instance = Jailed(spawned, hello, guarantees, group, released, cleaned)
+    except OSError as error:  # the loop cannot watch it
+        _abandon(spawned)
+        cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
+        released()
+        cleaned()
+        raise StartFailed(f"the launcher cannot be watched: {error}") from error
     try:
         await instance.started(spawned.status_fd)
     except BaseException:

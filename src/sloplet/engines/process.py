@@ -77,11 +77,10 @@ class ProcessEngine:
             return "this kernel has no seccomp filters", ""
         if not facts.drops and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
             return "this kernel does not list children (CONFIG_PROC_CHILDREN), so no tree could be ended", ""
-        with tempfile.TemporaryDirectory(prefix="sloplet-probe-") as top:
-            folders = _make_folders(top, confine.own_uid(facts, 0))
-            request = JailRequest("probe", SandboxSpec(), ResolvedImage("host"), top, os.getpid(), probe=True)
-            plan = confine.process_plan(request, facts, self._view, decided, folders, owned_in_view=True)
-            return try_plan(frame(encode_steps(plan))), ""
+        folders = confine.Folders("/usr", nested=False)  # nothing runs, so nothing is made that a crash could leave
+        request = JailRequest("probe", SandboxSpec(), ResolvedImage("host"), "/", os.getpid(), probe=True)
+        plan = confine.process_plan(request, facts, self._view, decided, folders, owned_in_view=True)
+        return try_plan(frame(encode_steps(plan))), ""
 
     def _fixed(self, facts: Machine) -> tuple[Guarantee, ...]:
         scoped = facts.landlock_abi >= 6 or facts.drops
@@ -140,12 +139,16 @@ class ProcessEngine:
         jailed = JailRequest(
             request.id, request.spec, request.image, top, os.getpid(), group=group, id_range=number, weaken=self._weaken
         )
-        folders = _make_folders(top, confine.own_uid(facts, number))
-        owned = self._owned_in_view()
-        plan = confine.process_plan(jailed, facts, self._view, decided, folders, owned_in_view=owned)
-        guarantees = (*decided.guarantees, *self._fixed(facts))
-        programs = [path for path in host.python_path(self._view) if self._reachable(path)]
-        hello = replace(confine.hello(jailed, folders, programs), memory=decided.watched)
+        try:
+            folders = _make_folders(top, confine.own_uid(facts, number))
+            owned = self._owned_in_view()
+            plan = confine.process_plan(jailed, facts, self._view, decided, folders, owned_in_view=owned)
+            guarantees = (*decided.guarantees, *self._fixed(facts))
+            programs = [path for path in host.python_path(self._view) if self._reachable(path)]
+            hello = replace(confine.hello(jailed, folders, programs), memory=decided.watched)
+        except BaseException:
+            _remove_outside(request.id)
+            raise
         self._ranges.add(number)
 
         return await launch(

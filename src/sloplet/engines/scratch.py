@@ -26,7 +26,7 @@ def template(place: Path, size: int, inodes: int, mkfs: str) -> str:
     path = folder / f"scratch-v{_VERSION}-{size}-{inodes}.img"
     if path.exists():
         return str(path)
-    half_made = folder / f".{path.name}.{os.getpid()}"
+    half_made = place / path.name  # in the place: should we be killed, the reaper removes it with that
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(half_made, "xb") as file:

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from ..engines.base import ResolvedImage
 from ..errors import ImageError, ImageInvalid, ImageNotFound
-from ..fs import remove_tree, sync_filesystem, write_atomic
+from ..fs import remove_tree, sync_filesystem, write_all, write_atomic
 from ..state.home import Home, unwritable
 from ..state.locks import FileLock, image_lock_path
 from .unpack import UnpackLimits, unpack
@@ -182,7 +182,7 @@ def _publish(
             finally:
                 os.close(folder)
             _rename_new(images, name, result.digest)
-            _remember(home, key, result.digest)
+            _remember(images, name, home, key, result.digest)
             return result.digest
         except OSError as error:
             raise unwritable(home.images, error) from error
@@ -203,10 +203,13 @@ def _rename_new(images: int, name: str, digest: str) -> None:
     os.fsync(images)
 
 
-def _remember(home: Home, key: str, digest: str) -> None:
+def _remember(images: int, name: str, home: Home, key: str, digest: str) -> None:
+    """Written under the name that the folder had (free now): what a crash leaves of it the reaper removes."""
     home.cache.mkdir(mode=0o700, exist_ok=True)
-    cache = os.open(home.cache, _FOLDER)
+    remove_tree(images, name)  # still there if the same content had come in by another path
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=images)
     try:
-        write_atomic(cache, f"tar-{key}", digest.encode("ascii"))
+        write_all(fd, digest.encode("ascii"))
     finally:
-        os.close(cache)
+        os.close(fd)
+    os.rename(name, home.cache / f"tar-{key}", src_dir_fd=images)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
 from .home import Home, check_id, new_id, unwritable
 
+_EXEC_SECONDS = 1.0
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
@@ -68,6 +70,11 @@ class FileLock:
     def held(self) -> bool:
         """Whether this process holds it (a forked child does not)."""
         return self._fd >= 0 and self._pid == os.getpid()
+
+    def sign(self) -> None:
+        """Note in the file who holds it: see ``take_from_dead``."""
+        with suppress(OSError):
+            os.write(self._fd, _signature())
 
     def release(self, *, remove: bool = True) -> None:
         """Let go, and remove the file unless told otherwise. Idempotent; does nothing in a forked child."""
@@ -126,6 +133,39 @@ def is_held(path: Path) -> bool:
         os.close(fd)
 
 
+def take_from_dead(path: Path) -> FileLock | None:
+    """The lock of an owner, if it is dead; None if it lives. A process that is killed while it starts another leaves a
+    copy of the lock in that one until its exec, milliseconds later: that is waited for."""
+    lock = FileLock.take(path)
+    if lock is not None or not _taker_is_gone(path):
+        return lock
+    until = time.monotonic() + _EXEC_SECONDS
+    while (lock := FileLock.take(path)) is None and time.monotonic() < until:
+        time.sleep(0.001)
+    return lock
+
+
+def _signature() -> bytes:
+    """Who takes an owner's lock. Only ever a reason to wait a moment: what counts is the lock."""
+    try:
+        return f"{os.getpid()} {os.readlink('/proc/self/ns/pid')}".encode("ascii")
+    except OSError:
+        return b""
+
+
+def _taker_is_gone(path: Path) -> bool:
+    try:
+        pid, _, namespace = path.read_bytes()[:100].decode("ascii").partition(" ")
+        if namespace != os.readlink("/proc/self/ns/pid"):
+            return False
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
 def owner_lock_path(home: Home, token: str) -> Path:
     return home.owners / f"{check_id(token)}.lock"
 
@@ -158,6 +198,8 @@ class Owner:
             self._home.open()
             token = new_id()
             self._lock = FileLock.take(owner_lock_path(self._home, token), wait=True)
+            assert self._lock is not None
+            self._lock.sign()
             self._token = token
         return self._token
 

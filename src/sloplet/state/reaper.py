@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import SlopletError
-from .home import ID_RE, Home, remove_below
-from .locks import FileLock, image_lock_path, owner_lock_path
+from .home import ID_RE, Home, remove_below, unwritable
+from .locks import FileLock, image_lock_path, owner_lock_path, take_from_dead
 from .store import Record, Store
 
 #: Ends what is left of a sandbox: (engine name, sandbox id). The name is "" where no record tells it: ask every engine.
@@ -52,7 +52,7 @@ def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
                 if store.mark_dead(record.info.id, _BAD_OWNER, disown=True):
                     report.dead.append(record.info.id)
             continue
-        lock = FileLock.take(owner_lock_path(home, token))
+        lock = take_from_dead(owner_lock_path(home, token))
         if lock is None:
             continue  # it lives, or somebody else is at it
         try:
@@ -131,3 +131,5 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise unwritable(folder, error) from error

@@ -11,6 +11,7 @@ a round trip is the product's pulse: asyncio's transports cost about twice as mu
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
@@ -123,8 +124,8 @@ class Mux:
                 sent = os.write(self._write_fd, data)
             except BlockingIOError:
                 sent = 0
-            except OSError:
-                # The reading side will see EOF and tell the reason; what we say no longer matters.
+            except OSError as error:
+                self._cannot_write(error)
                 return
             if sent == len(data):
                 return
@@ -145,7 +146,8 @@ class Mux:
                 sent = os.write(self._write_fd, data)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                self._cannot_write(error)
                 self._out.clear()
                 self._out_size = 0
                 break
@@ -160,6 +162,16 @@ class Mux:
             self._choked = False
             self.resume()
         self._room.wake()
+
+    def _cannot_write(self, error: OSError) -> None:
+        # If nobody reads, our reading side will see EOF and tell the reason; what we say no longer matters. Otherwise
+        # (no memory for the pipe's pages) a frame is lost, and its stream would wait for ever.
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+            self._loop.call_soon(self._broken, WireClosed(f"the connection broke: {error.strerror}"))
+
+    def _broken(self, error: SlopletError) -> None:
+        if not self._lost:
+            self._connection_lost(error)
 
     def _on_readable(self) -> None:
         try:
