@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_kit import Target, ask, ask_host, host_pids, install, parse, probe, status_of
+from hostile_kit import Target, ask, ask_host, eventually, host_pids, install, name_of, parse, probe, status_of
 
 from sloplet import Sandbox
 from sloplet.errors import CommandError, SandboxDead
@@ -78,7 +78,8 @@ def test_e13_processes_of_the_host(target: Target, box: Sandbox, victim: subproc
 
 def test_e13_processes_of_a_neighbour(target: Target, box: Sandbox, neighbour: Sandbox) -> None:
     theirs = neighbour.spawn(["sleep", "300"], env={"SECRET": "canary-of-the-neighbour"})
-    pid = next(pid for pid in host_pids(neighbour) if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    eventually(lambda: [pid for pid in host_pids(neighbour) if name_of(pid) == "sleep"], 5)
+    pid = next(pid for pid in host_pids(neighbour) if name_of(pid) == "sleep")
     for number in (pid, *host_pids(neighbour)):
         said = ask(box, "crossing", "process", str(number))
         if target.can.private_processes and box.run(["test", "-e", f"/proc/{number}"]).ok:

@@ -28,7 +28,9 @@ def test_r01_bombs(target: Target, box: Sandbox, neighbour: Sandbox, kind: str) 
     if kind in ("daemons", "stopped", "deaf"):
         eventually(lambda: len(_hostile(box)) >= 8, 5, "positive control: the bomb is at work")
     during = _slowest(neighbour)
-    assert during < max(2 * usual, usual + 1.0), f"the neighbour took {during:.3f} s instead of {usual:.3f} s"
+    # without cgroups nothing shares the processors out between sandboxes: then it is only not starved
+    most = max(2 * usual, usual + 1.0) if target.enforces("cpus") else 15.0
+    assert during < most, f"the neighbour took {during:.3f} s instead of {usual:.3f} s"
     start = time.monotonic()
     result = bomb.wait()
     assert time.monotonic() - start < 15
