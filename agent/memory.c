@@ -49,7 +49,7 @@ static int growing; /* looks in a row at which the files were nearly all there m
 
 /* Killed, and their memory on its way back: that takes long where many want the processor, and /proc does not tell it any
  * more. It is not counted at once, or their neighbours would die for it, but together with the living there is a second
- * limit, half as large again. */
+ * limit, half as large again; a quarter is left to them in any case. */
 static struct {
     pid_t pid;
     int64_t weight, until;
@@ -369,6 +369,8 @@ static int64_t look(int64_t now)
     growing = files > limit - limit / LITTLE && files > last_files ? growing + 1 : 0;
     used = (int64_t)rss + files;
     allowed = earlier(limit, limit + limit / 2 - dying);
+    if (allowed < limit / 4)
+        allowed = limit / 4;
     if (used > allowed)
         used = weigh(files, faults, now);
     last_files = files;

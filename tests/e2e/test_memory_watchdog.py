@@ -129,7 +129,7 @@ def test_a_spread_bomb_is_ended_and_the_neighbour_lives(place: Path, name: str, 
     assert "watchdog" in said["how"]
     assert said["oom"], said
     assert "memory" in said["describe"]
-    assert 45 <= said["killed"] < 60  # 2400 MiB asked for, 512 there
+    assert 45 <= said["killed"] <= 60  # 2400 MiB asked for, 512 there
     assert said["kills"] == said["killed"]
     assert (said["after"]["stdout"], said["after"]["oom"]) == ("alive\n", False)
     assert (said["neighbour"], said["neighbour_kills"]) == ("untouched", 0)

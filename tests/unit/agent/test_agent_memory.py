@@ -83,12 +83,14 @@ def test_a_bomb_in_one_process(box: AgentClient) -> None:
 
 
 def test_a_bomb_of_many_small_ones(box: AgentClient) -> None:
-    """30 x 12 MiB, each far below the limit. Those that fit live on; the command that lost some says so."""
+    """30 x 12 MiB, each far below the limit: at least those that do not fit are killed, nobody who is small is, and the
+    command that lost some says so. (The dying count for a while: where they are slow, more go than had to.)"""
     bystander = box.spawn(["sleep", "1000"])
     box.started(bystander)
     bomb = box.run([sys.executable, "-c", SPREAD, "30", "12", "0"])
     assert bomb.closed[Tag.OOM] == 1
-    assert 18 <= int(bomb.out) < 30, bytes(bomb.err)
+    assert 18 <= int(bomb.out) <= 30, bytes(bomb.err)
+    assert bomb.closed[Tag.EXIT_CODE] == 0
     assert kills(box) == int(bomb.out)
     assert bystander.close is None
     assert next(record for record in box.call(Op.PS).records() if record[Tag.STATE] == 0)[Tag.OOM] is None
