@@ -304,7 +304,6 @@ class Runtime:
         await live.instance.wait()
         live.mux.fail(dead_error(live.info, reason or "it was closed"))
         close_fds(live.instance)
-        live.instance.cleanup()
         died = event == "died"
 
         def finish() -> None:
@@ -315,7 +314,13 @@ class Runtime:
                 self.store.remove(sandbox_id)
 
         try:
+            # Should this fail (a failing disk), the record stays for the reaper, and nobody waits for us in vain.
+            live.instance.cleanup()
             await self._on_state(finish)
+        except OSError as error:
+            if isinstance(error, SlopletError):
+                raise
+            raise EngineError(f"what the sandbox {sandbox_id} left could not be removed: {error}") from error
         finally:
             if died and self.holder != "keeper":
                 _remember(self._dead_reasons, sandbox_id, reason)
@@ -349,14 +354,14 @@ class Runtime:
             live.ending = True  # a loop that still runs must not end it a second time
             live.instance.kill()
         for live in lives:
-            live.instance.cleanup()
             try:
+                live.instance.cleanup()
                 if self.holder == "keeper":
                     self.home.remove_place(live.owner, live.info.id)
                     self.store.mark_dead(live.info.id, "its keeper ended", disown=True)
                 else:
                     self._forget(live.owner, live.info.id)
-            except SlopletError:
+            except (SlopletError, OSError):
                 pass  # the next start reaps what is left
         try:
             self._release()

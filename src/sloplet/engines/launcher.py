@@ -277,8 +277,8 @@ async def launch(
         raise StartFailed(f"the sandbox's cgroup cannot be made: {error}") from error
     try:
         spawned = _spawn(plan)
-    except OSError as error:
-        cgroups.remove(group.folders)
+    except OSError as error:  # perhaps after it had begun: then it takes a moment to be gone
+        cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
         released()
         cleaned()
         raise StartFailed(

@@ -195,7 +195,7 @@ def _remove_outside(sandbox_id: str) -> None:
     path = _outside(sandbox_id)
     try:
         info = os.lstat(path)
-    except OSError:
+    except FileNotFoundError:
         return
     if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid():
         above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -215,4 +215,4 @@ class Owner:
         with suppress(OSError):
             os.rmdir(self._home.sandboxes / self._token)
         # What was not ended properly still names us, and the lock file with it; the reaper removes both.
-        lock.release(remove=not (self._home.sandboxes / self._token).exists())
+        lock.release(remove=not os.path.exists(self._home.sandboxes / self._token))
