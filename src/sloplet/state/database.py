@@ -7,6 +7,7 @@ module as a StateError that says what to do.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -207,6 +208,9 @@ def translate(home: Home, error: sqlite3.Error) -> StateError:
             hint="free some space or set SLOPLET_HOME to another disk; nothing was lost",
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        with suppress(OSError):
+            if os.statvfs(home.path).f_flag & os.ST_RDONLY:
+                return unwritable(home.database, OSError(errno.EROFS, os.strerror(errno.EROFS)))
         return StateUnwritable(
             f"cannot write {home.database}: {error}",
             hint="check that the folder, state.db, state.db-wal and state.db-shm are yours and writable",
