@@ -399,11 +399,13 @@ def _judge(name: str, op: Op, report: dict[str, Any]) -> list[str]:
 
 def _judge_named(op: Op, report: dict[str, Any]) -> list[str]:
     """A named sandbox that was acknowledged runs or is reported dead; one whose end was acknowledged is gone."""
-    code, said = _cli("ls", "--json")
-    if code != 0:
-        return [f"ls ended with {code}: {said}"]
-    states = {info["name"]: info["state"] for info in json.loads(said)}
-    state = states.get(NAME)
+    state: str | None = "starting"
+    until = time.monotonic() + 5
+    while state == "starting" and time.monotonic() < until:  # the keeper goes on with what a dead caller asked for
+        code, said = _cli("ls", "--json")
+        if code != 0:
+            return [f"ls ended with {code}: {said}"]
+        state = {info["name"]: info["state"] for info in json.loads(said)}.get(NAME)
     acknowledged = (report["client"] if op.target == "keeper" else report["exit"]) == 0
     broken = []
     created = op.words[0] == "create"
