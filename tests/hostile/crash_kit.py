@@ -569,7 +569,6 @@ class Nursery:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Pool:
@@ -619,4 +618,7 @@ ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "ENOMEM", "EM
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), sys.argv[2] == "warm")
+    try:
+        _serve(Path(sys.argv[1]), sys.argv[2] == "warm")
+    finally:
+        shutil.rmtree(sys.argv[1], ignore_errors=True)
