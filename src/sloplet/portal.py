@@ -47,7 +47,20 @@ class Portal:
         try:
             self.loop.run_forever()
         finally:
+            self._let_go()
             self.loop.close()
+
+    def _let_go(self) -> None:
+        """Cancel what still runs and give it a moment: a task that is dropped while it waits complains on stderr."""
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            done, _ = self.loop.run_until_complete(asyncio.wait(tasks, timeout=2))
+            for task in done:
+                if not task.cancelled():
+                    task.exception()  # seen: it is too late to do anything about it
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop and wait. Ctrl-C in the waiting thread cancels it and waits for its clean-up."""

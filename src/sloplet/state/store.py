@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Store:
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
         self._connection_lock = threading.Lock()
+        _stores.add(self)
 
     # Writing
 
@@ -227,6 +229,28 @@ class Store:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
         self._connection_lock = threading.Lock()
         self._pid = os.getpid()
+
+
+#: SQLite remembers per process which locks it holds on a file. A child forked in the middle of a transaction would
+#: believe for ever that its own process holds the write lock. So a fork waits for the calls that are under way.
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_held_for_fork: list[threading.Lock] = []
+_FORK_PATIENCE = 10.0
+
+
+def _before_fork() -> None:
+    for store in list(_stores):
+        lock = store._connection_lock
+        if lock.acquire(timeout=_FORK_PATIENCE):
+            _held_for_fork.append(lock)
+
+
+def _after_fork() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop().release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _name_taken(wanted: str, sandbox_id: str, name: str, state: str, holder: str) -> SandboxExists:
