@@ -47,8 +47,8 @@ def test_control_keys_are_the_commands(engine: str) -> None:
     with Terminal("shell", "--engine", engine) as terminal:
         terminal.send("set +o history; PS1='prompt''> '\r")
         terminal.expect("prompt> ")
-        terminal.send("trap 'echo caught' INT; read x\r")
-        terminal.expect("read x\r\n")
+        terminal.send("trap 'echo caught' INT; echo set''up; read x\r")
+        terminal.expect("setup\r\n")
         terminal.send("\x03")
         terminal.expect("caught")
         terminal.send("\r")
