@@ -35,9 +35,9 @@ def test_shell_has_the_terminals_size_and_follows_it(engine: str) -> None:
         terminal.send("stty size\r")
         terminal.expect("33 101")
         terminal.resize(40, 120)
-        terminal.send("stty size; echo $TERM\r")
-        terminal.expect("40 120")
-        terminal.expect("xterm-256color")
+        # The new size and what is typed go separate ways, here as at any terminal: wait for it inside.
+        terminal.send("until [ \"$(stty size)\" = '40 120' ]; do :; done; echo now $(stty size) $TERM\r")
+        terminal.expect("now 40 120 xterm-256color")
         terminal.send("exit 3\r")
         assert terminal.wait() == 3
         assert terminal.modes_restored()
