@@ -39,7 +39,7 @@ class Control:
         self._server = server
         self._runtime = server.runtime
         self.creating = 0
-        self._starting: dict[str, asyncio.Future[None]] = {}  # by name, while it is being made
+        self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name, while one or more try to make it
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "find": self._find,
             "list": self._list,
@@ -90,10 +90,9 @@ class Control:
     async def _settled(self, ref: str) -> SandboxInfo:
         """Find it; one that is being made, once it is made (or was not)."""
         info = await self._runtime.find(ref)
-        making = self._starting.get((info.name or "").casefold())
-        if info.state == "starting" and making is not None:
-            await asyncio.shield(making)
-            return await self._runtime.find(ref)
+        while info.state == "starting" and (making := self._starting.get((info.name or "").casefold())):
+            await asyncio.wait(set(making))
+            info = await self._runtime.find(ref)
         if self._is_left_over(info):
             await self._tidy()
             return await self._runtime.find(ref)
@@ -165,9 +164,8 @@ class Control:
         self.creating += 1
         name = (spec.name or "").casefold()
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        first = bool(name) and name not in self._starting
-        if first:
-            self._starting[name] = made
+        if name:
+            self._starting.setdefault(name, set()).add(made)
         try:
             making = asyncio.ensure_future(self._runtime.create(spec))
             heard = asyncio.ensure_future(_heard(stream))
@@ -196,8 +194,10 @@ class Control:
         finally:
             self.creating -= 1
             made.set_result(None)
-            if first:
-                del self._starting[name]
+            if name:
+                self._starting[name].discard(made)
+                if not self._starting[name]:
+                    del self._starting[name]
             self._server.consider_leaving()
 
     async def _events(self, stream: AgentStream, sandbox: str | None) -> None:
