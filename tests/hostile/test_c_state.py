@@ -346,6 +346,9 @@ def test_c06_four_programs_at_random(tmp_path: Path) -> None:
         for seed in range(4)
     ]
     said = [program.communicate() for program in programs]
+    left = listed(home)
+    for name in left:  # first of all: whatever fails below, no keeper stays
+        assert cli(home, "rm", name)[0] == 0
     assert [(program.returncode, errors) for program, (_, errors) in zip(programs, said, strict=True)] == [(0, "")] * 4
     total: Counter[str] = Counter()
     for output, _ in said:
@@ -353,11 +356,8 @@ def test_c06_four_programs_at_random(tmp_path: Path) -> None:
     print(dict(total))
     assert sum(total.values()) == 4 * OPS
     assert min(total[key] for key in ("create", "kill", "list", "own", "exists")) > 0
-    left = listed(home)
     assert set(left.values()) <= {"running"}
     assert len(left) <= 3, "`two` and `Two` are one name"
-    for name in left:
-        assert cli(home, "rm", name)[0] == 0
     store = Store(Home(home))
     assert store.list() == []
     assert store.check() == []

@@ -93,6 +93,8 @@ class Control:
         while info.state == "starting" and (making := self._starting.get((info.name or "").casefold())):
             await asyncio.wait(set(making))
             info = await self._runtime.find(ref)
+            if info.state != "starting":
+                return info
         if self._is_left_over(info):
             await self._tidy()
             return await self._runtime.find(ref)
