@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 _PROGRAM = """
-    import os, sys, threading
+    import os, sys, threading, time
     from sloplet.spec import SandboxSpec
     from sloplet.state.home import Home, new_id
     from sloplet.state.store import Store
@@ -22,6 +22,7 @@ _PROGRAM = """
             sandbox = new_id()
             store.reserve(sandbox, SandboxSpec(), engine="fake", rung="process", holder="embedded", owner="abcdefgh")
             store.remove(sandbox)
+            time.sleep(0.0005)  # a thread that never lets go of the lock would starve the fork, which is no fault of it
 
     thread = threading.Thread(target=write)
     thread.start()
