@@ -417,7 +417,8 @@ def _judge_named(op: Op, report: dict[str, Any]) -> list[str]:
         broken.append("it stays in the state 'starting'")
     if state == "running":
         code, said = _cli("exec", NAME, "--", "echo", "hello")
-        if (code, said) != (0, "hello\n"):
+        going = op.words[0] == "rm" and ("there is no" in said or "is dead" in said or "being closed" in said)
+        if (code, said) != (0, "hello\n") and not going:  # a keeper goes on with the rm of a dead caller
             broken.append(f"it is said to run, but: {said}")
     if state == "dead":
         for words, expected in ((("exec", NAME, "--", "true"), "is dead"), (("create", NAME), "there already is")):
@@ -554,7 +555,7 @@ class Nursery:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the nursery ended"
+        assert line, f"the nursery ended: {self._process.wait()}"
         return dict(json.loads(line))
 
     def point(self, op: str, at: int = 0, **more: Any) -> dict[str, Any]:
