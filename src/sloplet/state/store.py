@@ -202,13 +202,15 @@ class Store:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        import sqlite3
-
-        from . import database
-
         if self._pid != os.getpid():
             self._after_fork()
         with self._connection_lock:
+            # Under the lock, because a fork waits for it: a child that was forked in the middle of a thread's import
+            # would wait for ever for that module.
+            import sqlite3
+
+            from . import database
+
             if self._connection is None:
                 self._connection = database.connect(self.home)
             try:
