@@ -28,6 +28,7 @@
 
 int agent_proc_fd = -1;
 int agent_fence_fd = -1;
+int agent_work_fd, agent_work_fds;
 int (*agent_fence)(int fence_fd);
 bool agent_scratch_in_memory, agent_own_ipc;
 struct guest guest = {.null_fd = -1};

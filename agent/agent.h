@@ -15,6 +15,10 @@ extern int agent_proc_fd;
 extern int agent_fence_fd;
 extern int (*agent_fence)(int fence_fd);
 
+/* Files of the cgroups that commands belong in, opened by whoever may: agent_work_fds of them from agent_work_fd on.
+ * Writing "0" moves the writer. Marked close-on-exec; they never reach a command. */
+extern int agent_work_fd, agent_work_fds;
+
 /* For the memory watchdog: the root lies on a tmpfs, whatever an overlay says of its own type; the ipc namespace is the
  * sandbox's alone. */
 extern bool agent_scratch_in_memory, agent_own_ipc;

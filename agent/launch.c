@@ -28,7 +28,7 @@
 #define TMPFS_ 0x01021994
 
 static struct launch launch;
-static int join_fd[MAX_CGROUPS];
+static int join_fd[MAX_CGROUPS], work_fd[MAX_CGROUPS];
 
 static void reset_signals(void) {
     struct sigaction normal = {.sa_handler = SIG_DFL};
@@ -149,11 +149,21 @@ static int sandbox(void) {
     }
     report_ready();
     munmap((void *)(uintptr_t)plan->base, plan->size);
+    int works = plan->works, kept[MAX_CGROUPS + 1], at = FD_PLAN;
+    for (int i = 0; i < works; i++) kept[i] = work_fd[i];
     if (!(plan->flags & PLAN_NAMESPACES)) {
         agent_fence = fence_command;
-        if (launch.fence >= 0 && (agent_fence_fd = dup2(launch.fence, FD_PLAN)) < 0) return END_AGENT_FAILED;
+        if (launch.fence >= 0) kept[works++] = launch.fence;
     }
-    syscall(NR_close_range, agent_fence_fd < 0 ? FD_PLAN : FD_PLAN + 1, ~0u, 0);
+    /* Sources may lie where others go: first all of them out of the way. */
+    for (int i = 0; i < works; i++)
+        if ((kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 1)) < 0) return END_AGENT_FAILED;
+    for (int i = 0; i < works; i++, at++)
+        if (dup3(kept[i], at, O_CLOEXEC) < 0) return END_AGENT_FAILED;
+    agent_work_fds = plan->works;
+    agent_work_fd = FD_PLAN;
+    if (works > plan->works) agent_fence_fd = at - 1;
+    syscall(NR_close_range, at, ~0u, 0);
     return agent_main(FD_WIRE_IN, FD_WIRE_OUT);
 }
 
@@ -186,10 +196,10 @@ static int await_ready(int child) {
     return 0;
 }
 
-static void open_joins(const struct plan *plan) {
-    for (int i = 0; i < plan->joins; i++) {
-        join_fd[i] = open(plan->join[i], O_WRONLY | O_CLOEXEC);
-        if (join_fd[i] < 0) fail("cgroup", plan->join[i], errno, "");
+static void open_groups(const char *const *paths, int count, int *fds) {
+    for (int i = 0; i < count; i++) {
+        fds[i] = open(paths[i], O_WRONLY | O_CLOEXEC);
+        if (fds[i] < 0) fail("cgroup", paths[i], errno, "");
     }
 }
 
@@ -229,7 +239,8 @@ int launch_main(int argc, char **argv) {
     launch.userns = launch.scratch = launch.root = launch.ruleset = launch.fence = launch.shutdown = launch.pidfd = -1;
     int holder = open_holder(plan);
     if (!(plan->flags & PLAN_NAMESPACES)) prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    open_joins(plan);
+    open_groups(plan->join, plan->joins, join_fd);
+    open_groups(plan->work, plan->works, work_fd);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) fail("start", "socketpair", errno, "");
     int child = clone_child();
     if (child == 0) {
@@ -241,6 +252,7 @@ int launch_main(int argc, char **argv) {
     close(pair[1]);
     launch.sync = pair[0];
     for (int i = 0; i < plan->joins; i++) close(join_fd[i]);
+    for (int i = 0; i < plan->works; i++) close(work_fd[i]);
     if (plan->flags & PLAN_NAMESPACES) {
         write_id_maps(plan, child);
         send(launch.sync, "", 1, MSG_NOSIGNAL);

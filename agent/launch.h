@@ -11,7 +11,8 @@
 #define PLAN_MAGIC 0x31504C53u /* "SLP1" */
 #define PLAN_MAX (8u << 20)
 #define MAX_SLOTS 64
-#define MAX_CGROUPS 8
+#define MAX_CGROUPS 12
+#define MAX_OOM_FILES 2
 #define MAX_RLIMITS 16
 
 /* file descriptors the spawner sets up */
@@ -38,13 +39,14 @@ enum {
     SET_CGROUP_JOIN = 8,   /* text: a v1 tasks file */
     SET_CGROUP_INTO = 9,   /* text: a v2 cgroup folder */
     SET_CGROUP_REMOVE = 10, /* text: a folder to remove at the end */
-    SET_OOM_FILE = 11,     /* text path, text key: where kernel oom kills are counted */
+    SET_OOM_FILE = 11,     /* text path, text key: where kernel oom kills are counted; at most two */
     SET_RLIMIT = 12,       /* u64 resource, u64 value */
     SET_CAPS = 13,         /* u64 mask of the capabilities the agent keeps */
     SET_SECCOMP = 14,      /* u64 SECCOMP_* bits */
     SET_LANDLOCK = 15,     /* u64 handled filesystem rights, u64 handled network rights, u64 scopes */
     SET_CPUS = 16,         /* u64 mask of the first 64 cpus */
     SET_DROP_TO = 17,      /* u64 uid, u64 gid: process rung as root: become this on the host */
+    SET_CGROUP_WORK = 18,  /* text: the tasks (v2: cgroup.procs) file by which a command joins its group */
 
     STEP_TREE = 64,     /* u64 slot, u64 TREE_* bits, u64 attributes, text host path */
     STEP_TMPFS = 65,    /* u64 slot, u64 attributes, text options */
@@ -98,9 +100,9 @@ struct plan {
     int has_landlock, has_drop;
     uint32_t uid, gid, drop_uid, drop_gid;
     const char *uid_map, *gid_map, *newuidmap, *newgidmap, *hostname;
-    const char *join[MAX_CGROUPS], *into, *remove[MAX_CGROUPS];
-    const char *oom_file, *oom_key;
-    int joins, removes, rlimits;
+    const char *join[MAX_CGROUPS], *into, *work[MAX_CGROUPS], *remove[MAX_CGROUPS];
+    const char *oom_file[MAX_OOM_FILES], *oom_key[MAX_OOM_FILES];
+    int joins, works, removes, oom_files, rlimits;
     struct { uint64_t resource, value; } rlimit[MAX_RLIMITS];
     const uint8_t *steps, *end, *base;
     size_t size;

@@ -80,9 +80,11 @@ static void setting(struct plan *plan, struct step *step) {
     case SET_CGROUP_JOIN: add(plan->join, &plan->joins, arg_name(args)); break;
     case SET_CGROUP_INTO: plan->into = arg_name(args); break;
     case SET_CGROUP_REMOVE: add(plan->remove, &plan->removes, arg_name(args)); break;
+    case SET_CGROUP_WORK: add(plan->work, &plan->works, arg_name(args)); break;
     case SET_OOM_FILE:
-        plan->oom_file = arg_name(args);
-        plan->oom_key = arg_name(args);
+        if (plan->oom_files == MAX_OOM_FILES) malformed("too many oom files");
+        plan->oom_file[plan->oom_files] = arg_name(args);
+        plan->oom_key[plan->oom_files++] = arg_name(args);
         break;
     case SET_RLIMIT:
         if (plan->rlimits == MAX_RLIMITS) malformed("too many rlimits");
@@ -133,12 +135,12 @@ void plan_load(struct plan *plan, int fd) {
 void plan_forget(struct plan *plan) {
     static char kept[4096];
     size_t used = 0;
-    const char **wanted[MAX_CGROUPS + 2];
+    const char **wanted[MAX_CGROUPS + 2 * MAX_OOM_FILES];
     int count = 0;
     for (int i = 0; i < plan->removes; i++) wanted[count++] = &plan->remove[i];
-    if (plan->oom_file) {
-        wanted[count++] = &plan->oom_file;
-        wanted[count++] = &plan->oom_key;
+    for (int i = 0; i < plan->oom_files; i++) {
+        wanted[count++] = &plan->oom_file[i];
+        wanted[count++] = &plan->oom_key[i];
     }
     for (int i = 0; i < count; i++) {
         size_t size = strlen(*wanted[i]) + 1;

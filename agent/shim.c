@@ -278,6 +278,15 @@ static void arrange_fds(const struct spawn *s)
     close_from(fence < 0 ? PROC_FD + 1 : FENCE_FD + 1);
 }
 
+/* Out of the agent's cgroups into those of commands: what they use up is theirs. */
+static int join_work(void)
+{
+    for (int i = 0; i < agent_work_fds; i++)
+        if (write(agent_work_fd + i, "0", 1) != 1)
+            return errno;
+    return 0;
+}
+
 __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
 {
     static _Alignas(16) char stack[STACK_SIZE];
@@ -292,12 +301,16 @@ __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
     if (getppid() != agent)
         _exit(1);
     sigaction(SHIM_SWEEP, &sa, NULL);
+    s->error_part = PART_FORK;
+    s->error = join_work();
     arrange_fds(s);
-    r.pid = clone(command_main, stack + sizeof stack,
-                  CLONE_VM | CLONE_VFORK | CLONE_PARENT_SETTID | SIGCHLD, s, s->pid_slot);
-    if (r.pid < 0) {
-        s->error_part = PART_FORK;
-        s->error = errno;
+    if (!s->error) {
+        r.pid = clone(command_main, stack + sizeof stack,
+                      CLONE_VM | CLONE_VFORK | CLONE_PARENT_SETTID | SIGCHLD, s, s->pid_slot);
+        if (r.pid < 0) {
+            s->error_part = PART_FORK;
+            s->error = errno;
+        }
     }
     if (s->error) {
         r.kind = SHIM_FAILED;

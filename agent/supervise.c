@@ -137,19 +137,24 @@ static void end_orphans(const struct plan *plan) {
     }
 }
 
-static int oom_kills(const struct plan *plan) {
+static int counted(const char *file, const char *word) {
     char text[512];
-    if (!plan->oom_file) return 0;
-    int fd = open(plan->oom_file, O_RDONLY | O_CLOEXEC);
+    int fd = open(file, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
     ssize_t size = read(fd, text, sizeof text - 1);
     close(fd);
     if (size <= 0) return 0;
     text[size] = 0;
-    size_t key = strlen(plan->oom_key);
+    size_t key = strlen(word);
     for (char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
-        if (!strncmp(line, plan->oom_key, key) && line[key] == ' ') return atoi(line + key + 1);
+        if (!strncmp(line, word, key) && line[key] == ' ') return atoi(line + key + 1);
     return 0;
+}
+
+static int oom_kills(const struct plan *plan) {
+    int sum = 0;
+    for (int i = 0; i < plan->oom_files; i++) sum += counted(plan->oom_file[i], plan->oom_key[i]);
+    return sum;
 }
 
 void remove_cgroups(const struct plan *plan) {

@@ -39,9 +39,10 @@ class FakeFiles:
         )
 
 
-def v1(own: str = "/", ours: tuple[str, ...] = ("/sys/fs/cgroup",)) -> FakeFiles:
+def v1(own: str = "/", ours: tuple[str, ...] = ("/sys/fs/cgroup",), release: str = "6.12.1") -> FakeFiles:
     lines = [f"4:memory:{own}", "3:pids:/", "2:cpu,cpuacct:/", "0::/"]
     texts = {"/proc/self/mountinfo": V1_MOUNTS, "/proc/self/cgroup": "\n".join(lines) + "\n"}
+    texts["/proc/sys/kernel/osrelease"] = release
     for folder in (f"/sys/fs/cgroup/memory{own}".rstrip("/"), "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu,cpuacct"):
         texts[folder + "/tasks"] = ""
     texts["/sys/fs/cgroup/unified/cgroup.controllers"] = ""
@@ -70,7 +71,37 @@ def test_version_1_plan() -> None:
     assert writes["/sys/fs/cgroup/cpu,cpuacct/sloplet-abc/cpu.cfs_quota_us"] == "50000"
     assert int(writes["/sys/fs/cgroup/pids/sloplet-abc/pids.max"]) == 64 + cgroups.PIDS_EXTRA
     assert len(plan.folders) == 3  # cpu and cpuacct are one folder here
-    assert plan.oom == ("/sys/fs/cgroup/memory/sloplet-abc/memory.oom_control", "oom_kill")
+    assert plan.oom == (("/sys/fs/cgroup/memory/sloplet-abc/memory.oom_control", "oom_kill"),)
+    assert not plan.work
+
+
+def test_version_1_plan_with_a_group_for_commands() -> None:
+    found = cgroups.find(v1(release="6.18.0-sloplet"), root=True)
+    plan = cgroups.plan(found, "abc", Limits(cpus=0.5, memory=2**26, pids=64))
+    writes, memory = dict(plan.writes), "/sys/fs/cgroup/memory/sloplet-abc"
+    assert writes[memory + "/work/memory.limit_in_bytes"] == str(2**26)
+    assert writes[memory + "/memory.limit_in_bytes"] == str(2**26 + cgroups.MEMORY_EXTRA)
+    assert int(writes["/sys/fs/cgroup/pids/sloplet-abc/work/pids.max"]) == 64 + cgroups.PIDS_EXTRA
+    assert int(writes["/sys/fs/cgroup/pids/sloplet-abc/pids.max"]) == 64 + 2 * cgroups.PIDS_EXTRA
+    cpu = "/sys/fs/cgroup/cpu,cpuacct/sloplet-abc"
+    assert writes[cpu + "/work/cpu.cfs_quota_us"] == "50000"
+    assert writes[cpu + "/agent/cpu.cfs_quota_us"] == "100000"
+    assert cpu + "/cpu.cfs_quota_us" not in writes  # what commands overdraw the agent would pay for
+    assert set(plan.folders[3:]) == {cpu + "/agent", *(folder + "/work" for folder in plan.folders[:3])}  # outer first
+    assert set(plan.join) == {memory + "/tasks", "/sys/fs/cgroup/pids/sloplet-abc/tasks", cpu + "/agent/tasks"}
+    assert memory + "/work/tasks" in plan.work
+    assert {path for path, _ in plan.oom} == {memory + "/memory.oom_control", memory + "/work/memory.oom_control"}
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "cheap"),
+    [("5.15.0-91-generic", "rw", True), ("6.1.0-18-amd64", "rw", False), ("6.12.0", "rw,nsdelegate,favordynmods", True),
+     ("6.18.2", "rw", True), ("7.0", "rw", True), ("", "rw", False), ("odd", "rw", False)],
+)  # fmt: skip
+def test_where_moving_a_process_is_cheap(release: str, options: str, cheap: bool) -> None:
+    mounts = f"1 0 0:1 / / rw - ext4 /dev/a rw\n30 20 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 {options}\n"
+    files = FakeFiles({"/proc/sys/kernel/osrelease": release + "\n", "/proc/self/mountinfo": mounts}, ())
+    assert cgroups._moves_cheaply(files) is cheap
 
 
 def test_an_ordinary_user_of_version_1_has_none() -> None:
@@ -100,6 +131,19 @@ def test_version_2_delegated_takes_the_nearest_ancestor_that_passes_controllers_
     plan = cgroups.plan(found, "abc", Limits())
     assert plan.into == USER + "/app.slice/sloplet-abc"
     assert dict(plan.optional)[plan.into + "/memory.swap.max"] == "0"
+
+
+def test_version_2_plan_with_a_group_for_commands() -> None:
+    found = cgroups.Hierarchy(2, dict.fromkeys(("memory", "pids", "cpu"), "/cg"), split=True)
+    plan = cgroups.plan(found, "abc", Limits(memory=2**26, pids=64, cpus=2))
+    assert plan.folders == ("/cg/sloplet-abc", "/cg/sloplet-abc/agent", "/cg/sloplet-abc/work")
+    assert plan.writes[0] == ("/cg/sloplet-abc/cgroup.subtree_control", "+memory +pids +cpu")
+    writes = dict(plan.writes)
+    assert writes["/cg/sloplet-abc/work/memory.max"] == str(2**26)
+    assert writes["/cg/sloplet-abc/memory.max"] == str(2**26 + cgroups.MEMORY_EXTRA)
+    assert writes["/cg/sloplet-abc/work/cpu.max"] == "200000 100000"
+    assert writes["/cg/sloplet-abc/agent/cpu.max"] == "100000 100000"
+    assert (plan.into, plan.work) == ("/cg/sloplet-abc/agent", ("/cg/sloplet-abc/work/cgroup.procs",))
 
 
 def test_a_login_session_is_not_delegated() -> None:

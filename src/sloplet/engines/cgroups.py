@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..spec import Limits
@@ -20,6 +20,9 @@ from .base import HostStats
 PERIOD_US = 100_000
 #: the agent and one small helper per running command count too; a sandbox gets this much on top for them
 PIDS_EXTRA = 16
+#: what the agent may use beside a sandbox whose commands have used up all of theirs
+MEMORY_EXTRA = 32 << 20
+CPUS_EXTRA = 1.0
 PREFIX = "sloplet-"
 _CONTROLS = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
 
@@ -58,6 +61,7 @@ class Hierarchy:
     reason: str = ""  #: why some controller is missing
     enable: str = ""  #: version 2: a cgroup.subtree_control to write first
     memsw: bool = False
+    split: bool = False  #: joining a group is cheap: commands get one within the sandbox's, without the agent
 
     def enforces(self, control: str) -> bool:
         return _CONTROLS.get(control, "") in self.bases
@@ -68,8 +72,9 @@ def find(files: Files, *, root: bool) -> Hierarchy:
     mounts = _mounts(files.read("/proc/self/mountinfo") or "")
     own = _own_paths(files.read("/proc/self/cgroup") or "")
     unified = _find_unified(files, mounts, own, root)
+    split = _moves_cheaply(files)
     if unified.bases:
-        return unified
+        return replace(unified, split=split)
     bases: dict[str, str] = {}
     for controller in ("memory", "pids", "cpu", "cpuacct"):
         base = _place(mounts.get(controller), own.get(controller))
@@ -80,7 +85,21 @@ def find(files: Files, *, root: bool) -> Hierarchy:
     missing = [name for name in _CONTROLS.values() if name not in bases]
     reason = f"no writable cgroup for {', '.join(missing)}" if missing else ""
     memsw = "memory" in bases and files.exists(bases["memory"] + "/memory.memsw.limit_in_bytes")
-    return Hierarchy(1, bases, reason, memsw=memsw)
+    return Hierarchy(1, bases, reason, memsw=memsw, split=split)
+
+
+def _moves_cheaply(files: Files) -> bool:
+    """Linux 6.0 to 6.17 wait for an RCU grace period, many milliseconds, to move a process, unless told otherwise."""
+    release = (files.read("/proc/sys/kernel/osrelease") or "").split(".")
+    try:
+        version = (int(release[0]), int(release[1]))
+    except (IndexError, ValueError):
+        return False
+    if not (6, 0) <= version < (6, 18):
+        return True
+    lines = (files.read("/proc/self/mountinfo") or "").splitlines()
+    options = [line.split()[-1].split(",") for line in lines if " - cgroup" in line]
+    return bool(options) and all("favordynmods" in each for each in options)
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
@@ -154,15 +173,20 @@ def _find_unified(files: Files, mounts: Mapping[str, tuple[str, str]], own: Mapp
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One sandbox's groups: folders to make, values to write, how a process joins."""
+    """One sandbox's groups: folders to make, values to write, how a process joins.
+
+    Where the hierarchy is ``split``, commands are in a group within the sandbox's own, so that they can use up neither
+    the memory nor the processor time nor the process numbers that the agent needs to end them (docs/adr/0017).
+    """
 
     version: int = 0
-    folders: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()  #: outer ones first
     writes: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()  #: written if the kernel has the file
     join: tuple[str, ...] = ()  #: version 1: tasks files
     into: str | None = None  #: version 2: the folder
-    oom: tuple[str, str] | None = None  #: a file, and the word before its count of kills
+    work: tuple[str, ...] = ()  #: the files by which commands join theirs; none: they stay where the agent is
+    oom: tuple[tuple[str, str], ...] = ()  #: files, and the word before their count of kills
     stats: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -180,50 +204,89 @@ def _quota(cpus: float) -> int:
 
 def _plan_v1(hierarchy: Hierarchy, name: str, limits: Limits) -> GroupPlan:
     at = {controller: f"{base}/{name}" for controller, base in hierarchy.bases.items()}
-    folders = tuple(dict.fromkeys(at.values()))
+    outer = tuple(dict.fromkeys(at.values()))
+    work = tuple(folder + "/work" for folder in outer) if hierarchy.split else ()
+    agent = (at["cpu"] + "/agent",) if hierarchy.split and "cpu" in at else ()
     writes: list[tuple[str, str]] = []
     optional: list[tuple[str, str]] = []
     stats: dict[str, str] = {}
-    oom = None
+    oom: tuple[tuple[str, str], ...] = ()
     if "memory" in at:
-        writes.append((at["memory"] + "/memory.limit_in_bytes", str(limits.memory)))
-        if hierarchy.memsw:
-            writes.append((at["memory"] + "/memory.memsw.limit_in_bytes", str(limits.memory)))
-        optional.append((at["memory"] + "/memory.swappiness", "0"))
+        for folder, most in _shares(at["memory"], hierarchy.split, limits.memory, MEMORY_EXTRA):
+            writes.append((folder + "/memory.limit_in_bytes", str(most)))
+            if hierarchy.memsw:
+                writes.append((folder + "/memory.memsw.limit_in_bytes", str(most)))
+            optional.append((folder + "/memory.swappiness", "0"))
+            oom += ((folder + "/memory.oom_control", "oom_kill"),)  # each counts its own only
         stats["memory"] = at["memory"] + "/memory.usage_in_bytes"
         stats["memory_peak"] = at["memory"] + "/memory.max_usage_in_bytes"
-        oom = (at["memory"] + "/memory.oom_control", "oom_kill")
     if "pids" in at:
-        writes.append((at["pids"] + "/pids.max", str(limits.pids + PIDS_EXTRA)))
+        for folder, most in _shares(at["pids"], hierarchy.split, limits.pids + PIDS_EXTRA, PIDS_EXTRA):
+            writes.append((folder + "/pids.max", str(most)))
         stats["pids"] = at["pids"] + "/pids.current"
     if "cpu" in at:
-        optional.append((at["cpu"] + "/cpu.cfs_period_us", str(PERIOD_US)))
-        writes.append((at["cpu"] + "/cpu.cfs_quota_us", str(_quota(limits.cpus))))
+        for folder, cpus in _quotas(at["cpu"], hierarchy.split, limits):
+            optional.append((folder + "/cpu.cfs_period_us", str(PERIOD_US)))
+            writes.append((folder + "/cpu.cfs_quota_us", str(_quota(cpus))))
     if "cpuacct" in at:
         stats["cpu_ns"] = at["cpuacct"] + "/cpuacct.usage"
     return GroupPlan(
-        1, folders, tuple(writes), tuple(optional), tuple(folder + "/tasks" for folder in folders), None, oom, stats
+        1,
+        outer + agent + work,
+        tuple(writes),
+        tuple(optional),
+        join=tuple((f"{folder}/agent" if f"{folder}/agent" in agent else folder) + "/tasks" for folder in outer),
+        work=tuple(folder + "/tasks" for folder in work),
+        oom=oom,
+        stats=stats,
     )
+
+
+def _shares(folder: str, split: bool, most: int, extra: int) -> list[tuple[str, int]]:
+    """The limit of the sandbox's group, and that of its commands' where they have one."""
+    return [(folder, most + extra), (folder + "/work", most)] if split else [(folder, most)]
+
+
+def _quotas(folder: str, split: bool, limits: Limits) -> list[tuple[str, float]]:
+    """Each its own, and none in common: processes that are busy in the kernel overdraw, and all under a quota pay."""
+    if not split:
+        return [(folder, limits.cpus)]
+    return [(folder + "/work", limits.cpus), (folder + "/agent", CPUS_EXTRA)]
 
 
 def _plan_v2(hierarchy: Hierarchy, name: str, limits: Limits) -> GroupPlan:
     base = next(iter(hierarchy.bases.values()))
-    at = f"{base}/{name}"
+    at, split = f"{base}/{name}", hierarchy.split
     writes: list[tuple[str, str]] = []
     optional: list[tuple[str, str]] = []
     stats = {"cpu_stat": at + "/cpu.stat"}
-    oom = None
+    oom: tuple[tuple[str, str], ...] = ()
     if "memory" in hierarchy.bases:
-        writes.append((at + "/memory.max", str(limits.memory)))
-        optional += [(at + "/memory.swap.max", "0"), (at + "/memory.oom.group", "0")]
+        for folder, most in _shares(at, split, limits.memory, MEMORY_EXTRA):
+            writes.append((folder + "/memory.max", str(most)))
+            optional += [(folder + "/memory.swap.max", "0"), (folder + "/memory.oom.group", "0")]
         stats |= {"memory": at + "/memory.current", "memory_peak": at + "/memory.peak"}
-        oom = (at + "/memory.events", "oom_kill")
+        oom = ((at + "/memory.events", "oom_kill"),)
     if "pids" in hierarchy.bases:
-        writes.append((at + "/pids.max", str(limits.pids + PIDS_EXTRA)))
+        for folder, most in _shares(at, split, limits.pids + PIDS_EXTRA, PIDS_EXTRA):
+            writes.append((folder + "/pids.max", str(most)))
         stats["pids"] = at + "/pids.current"
     if "cpu" in hierarchy.bases:
-        writes.append((at + "/cpu.max", f"{_quota(limits.cpus)} {PERIOD_US}"))
-    return GroupPlan(2, (at,), tuple(writes), tuple(optional), (), at, oom, stats)
+        for folder, cpus in _quotas(at, split, limits):
+            writes.append((folder + "/cpu.max", f"{_quota(cpus)} {PERIOD_US}"))
+    if not split:
+        return GroupPlan(2, (at,), tuple(writes), tuple(optional), into=at, oom=oom, stats=stats)
+    return GroupPlan(
+        2,
+        (at, at + "/agent", at + "/work"),
+        # a group that passes controllers on may hold no processes itself
+        ((at + "/cgroup.subtree_control", " ".join("+" + name for name in hierarchy.bases)), *writes),
+        tuple(optional),
+        into=at + "/agent",
+        work=(at + "/work/cgroup.procs",),
+        oom=oom,
+        stats=stats,
+    )
 
 
 # -- doing it ------------------------------------------------------------------------
@@ -244,6 +307,8 @@ def make(hierarchy: Hierarchy, group: GroupPlan) -> None:
             _write(hierarchy.enable, " ".join("+" + name for name in hierarchy.bases))
         for folder in group.folders:
             os.mkdir(folder, 0o755)
+            with suppress(OSError):  # version 1 before Linux 5.11
+                _write(folder + "/memory.use_hierarchy", "1")
         for path, text in group.writes:
             _write(path, text)
         for path, text in group.optional:
@@ -255,10 +320,10 @@ def make(hierarchy: Hierarchy, group: GroupPlan) -> None:
 
 
 def remove(folders: tuple[str, ...], *, seconds: float = 0.0) -> bool:
-    """Kill what is in the groups and remove them. True when they are gone."""
+    """Kill what is in the groups, outer ones first, and remove them. True when they are gone."""
     until = time.monotonic() + seconds
     while True:
-        left = [folder for folder in folders if not _rmdir(folder)]
+        left = [folder for folder in reversed(folders) if not _rmdir(folder)]
         if not left:
             return True
         for folder in left:
@@ -302,14 +367,18 @@ def find_leftovers(hierarchy: Hierarchy, sandbox_id: str) -> tuple[str, ...]:
     bases = set(hierarchy.bases.values())
     near = tuple(path for base in sorted(bases) if os.path.isdir(path := f"{base}/{name}"))
     if near:
-        return near
+        return _with_inner(near)
     found = []
     mounts = _mounts(RealFiles().read("/proc/self/mountinfo") or "")
     for point in sorted({mounts[key][1] for key in ("memory", "pids", "cpu", "cpuacct", "unified") if key in mounts}):
         for folder, below, _files in os.walk(point):
             if name in below:
                 found.append(f"{folder}/{name}")
-    return tuple(found)
+    return _with_inner(tuple(found))
+
+
+def _with_inner(folders: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(below for folder in folders for below, _names, _files in os.walk(folder))
 
 
 def _number(path: str | None) -> int | None:
@@ -335,7 +404,8 @@ def _keyed(path: str, key: str) -> int | None:
 
 
 def oom_kills(group: GroupPlan) -> int | None:
-    return None if group.oom is None else _keyed(*group.oom)
+    counts = [count for file, key in group.oom if (count := _keyed(file, key)) is not None]
+    return sum(counts) if counts else None
 
 
 def stats(group: GroupPlan) -> HostStats:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..errors import ControlUnavailable, InvalidLimit
 from ..spec import Limits, SandboxSpec
 from .base import Guarantee
-from .cgroups import PIDS_EXTRA
+from .cgroups import CPUS_EXTRA, MEMORY_EXTRA, PIDS_EXTRA
 from .machine import Machine
 
 _MIB = 2**20
@@ -86,7 +86,8 @@ def choose_scratch(limits: Limits, machine: Machine) -> Scratch:
 def _cpus(limits: Limits, machine: Machine, sandbox_id: str) -> tuple[Guarantee, tuple[int, ...]]:
     value = f"{limits.cpus:g}"
     if machine.cgroup.enforces("cpus"):
-        return Guarantee("cpus", True, f"cgroup v{machine.cgroup.version} cpu quota", value), ()
+        more = f" (and at most {CPUS_EXTRA:g} for the agent's own)" if machine.cgroup.split else ""
+        return Guarantee("cpus", True, f"cgroup v{machine.cgroup.version} cpu quota{more}", value), ()
     count = math.ceil(limits.cpus)
     usable = [cpu for cpu in machine.cpus if cpu < 64]
     if not usable:
@@ -102,7 +103,8 @@ def _memory(limits: Limits, machine: Machine) -> tuple[Guarantee, list[tuple[int
     value = size_text(limits.memory)
     if machine.cgroup.enforces("memory"):
         swap = " without swap" if machine.cgroup.version == 2 or machine.cgroup.memsw else ""
-        return Guarantee("memory", True, f"cgroup v{machine.cgroup.version} memory{swap}", value), []
+        more = f" (and {MEMORY_EXTRA // _MIB} MiB more for the agent's own)" if machine.cgroup.split else ""
+        return Guarantee("memory", True, f"cgroup v{machine.cgroup.version} memory{swap}{more}", value), []
     # A sampled limit can be overshot between two looks: it is no enforcement (docs/adr/0006).
     how = (
         "each process by RLIMIT_DATA; the sandbox as a whole by a watchdog that looks 20 times a second "

@@ -106,9 +106,9 @@ def common_settings(request: JailRequest, controls: Controls) -> list[Step]:
         settings += [step(Set.CGROUP_JOIN, path) for path in request.group.join]
         if request.group.into:
             settings.append(step(Set.CGROUP_INTO, request.group.into))
-    settings += [step(Set.CGROUP_REMOVE, path) for path in request.group.folders]
-    if request.group.oom:
-        settings.append(step(Set.OOM_FILE, *request.group.oom))
+        settings += [step(Set.CGROUP_WORK, path) for path in request.group.work]
+    settings += [step(Set.CGROUP_REMOVE, path) for path in reversed(request.group.folders)]
+    settings += [step(Set.OOM_FILE, *each) for each in request.group.oom]
     settings += [step(Set.RLIMIT, resource, value) for resource, value in controls.rlimits]
     if controls.pinned:
         settings.append(step(Set.CPUS, sum(1 << cpu for cpu in controls.pinned)))

@@ -31,6 +31,7 @@ class Set(IntEnum):
     LANDLOCK = 15
     CPUS = 16
     DROP_TO = 17
+    CGROUP_WORK = 18
 
 
 class Do(IntEnum):
