@@ -202,6 +202,14 @@ def _swapping(folder: Path, target: Path, *names: str) -> Iterator[None]:
             attacker.kill()
 
 
+def _rounds(seconds: float, least: int) -> Iterator[int]:
+    """For some seconds, and on a slow machine until it were enough."""
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until or count < least:
+        yield count
+        count += 1
+
+
 @pytest.mark.parametrize("where", ["", "dev", "etc"])
 def test_e10_race_while_starting(target: Target, busybox: Path, bait: Path, tmp_path: Path, where: str) -> None:
     """The same, with the names swapped thousands of times a second while sandboxes start."""
@@ -222,14 +230,10 @@ def test_e10_race_while_starting(target: Target, busybox: Path, bait: Path, tmp_
             path.touch()
         else:
             path.mkdir(exist_ok=True)
-    rounds = started = 0
-    until = time.monotonic() + SECONDS / 3
     with _swapping(rootfs / where, bait, *names):
-        while time.monotonic() < until:
-            rounds += 1
+        for _ in _rounds(SECONDS / 3, 4):
             try:
                 with target.box(image=str(rootfs)) as box:
-                    started += 1
                     seen = box.run(
                         "cat /proc/sys/kernel/hostname /etc/passwd /tmp/passwd /workspace/passwd /dev/null 2>/dev/null"
                     )
@@ -239,7 +243,6 @@ def test_e10_race_while_starting(target: Target, busybox: Path, bait: Path, tmp_
                     assert fs == "" or " /proc proc " in fs, "what is read at /proc is the sandbox's own"
             except SlopletError:
                 continue
-    assert rounds > 3
 
 
 def test_e10_race_while_executing(target: Target, box: Sandbox, neighbour: Sandbox) -> None:
@@ -257,9 +260,7 @@ def test_e10_race_while_executing(target: Target, box: Sandbox, neighbour: Sandb
     for attack in attacks:
         if attack is not attacks[2] or target.can.users:
             assert next(iter(attack)) == (1, "swapping\n")
-    rounds, until = 0, time.monotonic() + SECONDS / 2
-    while time.monotonic() < until:
-        rounds += 1
+    for _ in _rounds(SECONDS / 2, 20):
         for operation in (
             lambda: box.run(["true"], cwd="/tmp/cwd"),
             lambda: box.files.write("race/a", "evil"),
@@ -273,7 +274,6 @@ def test_e10_race_while_executing(target: Target, box: Sandbox, neighbour: Sandb
                 continue
     for attack in attacks:
         attack.kill()
-    assert rounds > 20
     for name in ("kcore", "kmsg", "kallsyms", "timer_list", "interrupts"):
         assert box.run(["cat", f"/proc/{name}"]).stdout == ""
     assert not box.run("echo x > /proc/sys/kernel/hostname").ok

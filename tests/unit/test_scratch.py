@@ -11,6 +11,7 @@ import pytest
 
 from sloplet.engines import scratch
 
+SIZE = 256 << 20
 MKFS = shutil.which("mkfs.ext4", path="/usr/sbin:/sbin:/usr/bin:/bin")
 
 
@@ -19,11 +20,11 @@ def test_a_template_is_sparse_and_stays_so_when_it_is_read(tmp_path: Path) -> No
     assert MKFS is not None
     place = tmp_path / "sandboxes/owner/box"
     place.mkdir(parents=True)
-    path = scratch.template(place, 1 << 30, 1 << 18, MKFS)
-    assert path == scratch.template(place, 1 << 30, 1 << 18, MKFS), "made once"
+    path = scratch.template(place, SIZE, 1 << 16, MKFS)
+    assert path == scratch.template(place, SIZE, 1 << 16, MKFS), "made once"
     assert list(place.iterdir()) == []
     Path(path).read_bytes()  # pages of what is allocated but unwritten would count as data from now on
-    assert os.stat(path).st_size == 1 << 30
+    assert os.stat(path).st_size == SIZE
     assert _data(path) < 1 << 20
     checked = subprocess.run(["/sbin/e2fsck", "-fn", path], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
