@@ -1,4 +1,4 @@
-/* Signalling trees. Killing stops everything first, so that a fork bomb cannot outrun the walk over
+/* Signalling trees. Killing stops all members first, so that a fork bomb cannot outrun the walk over
  * /proc, and goes on from the loop's timer until nothing is left. It never forks: the process limit
  * may be reached. */
 #define _GNU_SOURCE
@@ -13,6 +13,8 @@
 #include "proctab.h"
 
 #define STOP_PASSES 8
+#define MANY 32                    /* living members that make a tree a bomb: it competes for every slice we get */
+#define STARVED (200 * MSEC)        /* so late do we come only if others take the processor from us */
 #define STEP_BUDGET (20 * MSEC)    /* how long one step may hold up the loop */
 #define SHIM_GRACE (1000 * MSEC)   /* a shim without a living child should be gone by then */
 #define SWEEP_AGAIN (500 * MSEC)
@@ -103,36 +105,77 @@ void kill_begin(struct proc *p)
         return;
     p->killing = true;
     p->kill_since = now_ns();
+    p->kill_next = p->deadline > 0 && p->deadline < p->kill_since ? p->deadline : p->kill_since;
     p->kill_next = kill_step(p, p->kill_since);
 }
 
-/* Stops all, kills all. Number that were alive at the last look. */
-static int stop_and_kill(struct proctab *t, struct proc *p, int64_t until)
+/* Lets those go on that were stopped with the bomb and are not to die: the shims too. `before`: who was stopped anyway. */
+static void thaw_others(struct proctab *t, struct proctab *before, const struct proc *p)
+{
+    for (size_t i = 0; i < t->count; i++) {
+        struct procent *e = &t->all[i], *then = proctab_find(before, e->pid);
+        if (e->pid != guest.self && !alive(e, p) && !(then && then->state == 'T'))
+            kill(e->pid, SIGCONT);
+    }
+}
+
+/* Stops the members that run. Hundreds of them get hundreds of times our share of the processor: then one call stops the
+ * whole namespace, forks under way included, and the walk that follows is ours alone. */
+static enum { NONE_RAN, SOME_RAN, ALL_STOPPED } stop(struct proctab *t, const struct proc *p, int living)
+{
+    int ran = 0;
+
+    if (guest.pid1 && living > MANY && kill(-1, SIGSTOP) == 0)
+        return ALL_STOPPED;
+    for (size_t i = 0; i < t->count; i++) {
+        struct procent *e = &t->all[i];
+        if (alive(e, p) && e->state != 'T' && e->state != 't') {
+            kill(e->pid, SIGSTOP);
+            ran = 1;
+        }
+    }
+    return ran ? SOME_RAN : NONE_RAN;
+}
+
+static int count_alive(struct proctab *t, struct proc *p)
 {
     int living = 0;
 
-    for (int pass = 0; pass < STOP_PASSES; pass++) {
-        int fresh = 0;
+    if (proctab_load(t))
+        return -1;
+    mark(t, p);
+    for (size_t i = 0; i < t->count; i++)
+        living += alive(&t->all[i], p);
+    return living;
+}
 
-        if (proctab_load(t))
-            return -1;
-        mark(t, p);
-        living = 0;
-        for (size_t i = 0; i < t->count; i++) {
-            struct procent *e = &t->all[i];
-            if (!alive(e, p))
-                continue;
-            living++;
-            if (e->state != 'T' && e->state != 't') {
-                kill(e->pid, SIGSTOP);
-                fresh++;
-            }
-        }
-        if (!fresh || now_ns() > until)
+/* Stops all, kills all. Number that were alive at the last look. */
+static int stop_and_kill(struct proctab *t, struct proc *p, int64_t until, bool starved)
+{
+    struct proctab before = {0};
+    int living, stopped = SOME_RAN;
+
+    /* Even the first walk would take seconds; that some who were stopped before go on afterwards is the lesser evil. */
+    if (starved && guest.pid1 && kill(-1, SIGSTOP) == 0)
+        stopped = ALL_STOPPED;
+    living = count_alive(t, p);
+    for (int pass = 0; living > 0 && pass < STOP_PASSES && stopped == SOME_RAN; pass++) {
+        stopped = stop(t, p, living);
+        if (stopped == NONE_RAN || (stopped == SOME_RAN && now_ns() > until))
             break;
+        if (stopped == ALL_STOPPED) {
+            before = *t;
+            *t = (struct proctab){0};
+        }
+        living = count_alive(t, p);
     }
-    if (living)
+    if (living > 0)
         signal_marked(t, p, SIGKILL);
+    if (stopped == ALL_STOPPED && living >= 0)
+        thaw_others(t, &before, p);
+    else if (stopped == ALL_STOPPED)
+        kill(-1, SIGCONT);
+    proctab_free(&before);
     return living;
 }
 
@@ -140,6 +183,7 @@ int64_t kill_step(struct proc *p, int64_t now)
 {
     struct proctab t = {0};
     int64_t until = now_ns() + STEP_BUDGET, pause;
+    bool starved;
     int living;
 
     if (p->shim_gone && !p->orphaned) {
@@ -148,8 +192,9 @@ int64_t kill_step(struct proc *p, int64_t now)
     }
     if (now < p->kill_next && p->kill_next != NEVER)
         return p->kill_next;
+    starved = p->kill_next != NEVER && now - p->kill_next > STARVED;
     do
-        living = stop_and_kill(&t, p, until);
+        living = stop_and_kill(&t, p, until, starved);
     while (living > 0 && now_ns() < until);
     proctab_free(&t);
     if (living < 0) {

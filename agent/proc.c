@@ -295,9 +295,9 @@ int64_t proc_timers(int64_t now)
     for (p = proc_list; p; p = after) {
         after = p->next;
         if (p->deadline <= now) {
-            p->deadline = NEVER;
             p->timed_out = true;
-            kill_begin(p);
+            kill_begin(p); /* which looks how late it is */
+            p->deadline = NEVER;
         }
         if (p->killing)
             p->kill_next = kill_step(p, now);

@@ -20,8 +20,13 @@ def _hostile(box: Sandbox) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_r01_bombs(target: Target, box: Sandbox, neighbour: Sandbox, kind: str) -> None:
+def test_r01_bombs(target: Target, neighbour: Sandbox, kind: str) -> None:
     target.need_controls("pids")
+    with target.box(pids=128) as box:
+        _bomb(target, box, neighbour, kind)
+
+
+def _bomb(target: Target, box: Sandbox, neighbour: Sandbox, kind: str) -> None:
     path = install(box, "bombs")
     usual = _slowest(neighbour)
     bomb = box.spawn([path, kind], timeout=1)
@@ -38,6 +43,39 @@ def test_r01_bombs(target: Target, box: Sandbox, neighbour: Sandbox, kind: str) 
     if kind != "respawn":  # its main process ends by itself, its descendants live on until the sandbox ends
         eventually(lambda: _hostile(box) == [], 30, "the time limit ends all, however far they ran")
         assert box.run("echo alive", timeout=10).stdout == "alive\n"
+
+
+def test_r01_others_are_left_alone(target: Target) -> None:
+    """Ending a bomb stops the whole sandbox for a moment: who ran goes on, who was stopped stays so."""
+    target.need("private_processes")
+    target.need_controls("pids")
+    with target.box() as box:
+        counter = box.spawn(["python3", "-uc", _COUNTER])  # a shell would have to fork for each of its sleeps
+        halted = box.spawn("echo $$; kill -STOP $$; echo went on")
+        pid = int(next(iter(halted))[1])
+        eventually(lambda: _state(box, pid) == "T", 5, "positive control: it has stopped itself")
+        assert box.run([install(box, "bombs"), "fork"], timeout=0.5).timed_out
+        lines = iter(counter)
+        seen = ""
+        while "\n60\n" not in seen:
+            seen += next(lines)[1]
+        assert seen.startswith("".join(f"{number}\n" for number in range(1, 61)))
+        if target.enforces("cpus"):  # else the agent may be too starved to look first who was stopped
+            assert _state(box, pid) == "T"
+        counter.kill()
+        halted.kill()
+
+
+_COUNTER = """
+import itertools, time
+for number in itertools.count(1):
+    print(number)
+    time.sleep(0.05)
+"""
+
+
+def _state(box: Sandbox, pid: int) -> str:
+    return box.run(["cat", f"/proc/{pid}/stat"]).stdout.rpartition(") ")[2][:1]
 
 
 def _slowest(box: Sandbox) -> float:
