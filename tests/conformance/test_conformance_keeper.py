@@ -15,7 +15,7 @@ from sloplet.portal import portal  # noqa: E402
 from sloplet.testing.conformance import *  # noqa: E402, F403
 
 
-@pytest.fixture(params=["fake", "container"])
+@pytest.fixture(params=[pytest.param("fake", marks=pytest.mark.anyone), "container"])
 def engine(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     probe = registry.load(name).probe()

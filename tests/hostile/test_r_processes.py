@@ -142,7 +142,7 @@ def test_r01_no_call_hangs_for_ever(target: Target, monkeypatch: pytest.MonkeyPa
     """The same, without a time limit: whoever asks something of a sandbox that says nothing gets an error."""
     patience(monkeypatch, quiet=0.3, last=1.0)
     with target.box() as box:
-        quiet = Waiting(lambda: box.run("sleep 3; echo fine"))
+        quiet = Waiting(lambda: box.run("sleep 1.6; echo fine"))
         assert quiet.result(20).stdout == "fine\n", "positive control: a quiet command is left alone"
     with target.box() as box:
         os.kill(host_pids(box)[1], signal.SIGSTOP)

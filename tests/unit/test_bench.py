@@ -27,6 +27,8 @@ from sloplet.testing.bench.run import SUITES, Plan, quick
 from sloplet.testing.bench.show import quantity, show
 from sloplet.testing.bench.stats import METRICS, SCHEMA, Report, percentile, ratio, summary
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.mark.parametrize(
     ("samples", "p", "expected"),

@@ -18,6 +18,8 @@ from sloplet.cli.terminal import Escapes, ModeTracker
 from sloplet.errors import SpecError
 from sloplet.results import Progress
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.mark.parametrize(
     ("typed", "passed", "leaves"),

@@ -16,6 +16,8 @@ from sloplet.wire.fields import Fields
 from sloplet.wire.mux import request
 from sloplet.wire.schema import Op, Tag
 
+pytestmark = pytest.mark.anyone
+
 
 def _drawn() -> dict[str, tuple[str, str]]:
     """Name -> (parent, builtin base) as the docstring draws it."""

@@ -14,6 +14,8 @@ from sloplet.engines.fake import FakeCall, FakeEngine, programs
 from sloplet.errors import EngineError, UnsupportedOperation
 from sloplet.spec import SandboxSpec
 
+pytestmark = pytest.mark.anyone
+
 #: Scripts whose output and exit code must be what the host's own /bin/sh gives.
 SCRIPTS = [
     "echo a b  'c  d' \"e  f\" g\\ h",

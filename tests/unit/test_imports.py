@@ -11,6 +11,8 @@ import pytest
 
 import sloplet
 
+pytestmark = pytest.mark.anyone
+
 ROOT = Path(sloplet.__file__).parent
 
 

@@ -17,6 +17,8 @@ from sloplet.keeper.client import KeeperClient, keeper_controller
 from sloplet.keeper.launch import MAX_LOG, rotate
 from sloplet.sandbox import AsyncSandbox
 
+pytestmark = pytest.mark.anyone
+
 RACE = """
 import asyncio, sys
 from sloplet.keeper.client import KeeperClient

@@ -27,6 +27,8 @@ from sloplet.wire.schema import (
     Tag,
 )
 
+pytestmark = pytest.mark.anyone
+
 HELLO = encode_frame(FrameType.HELLO, 0, Fields((Tag.VERSION, VERSION)).encode())
 OPEN = request(Op.STAT, (Tag.PATH, "x"))
 

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.anyone
+
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = "sloplet/bin/sloplet-agent"
 

@@ -15,6 +15,8 @@ import pytest
 import sloplet
 from sloplet.portal import Portal, portal
 
+pytestmark = pytest.mark.anyone
+
 SOURCE = str(Path(sloplet.__file__).parents[1])
 
 

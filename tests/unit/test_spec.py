@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from sloplet.errors import InvalidLimit, InvalidName, SpecError
 from sloplet.spec import Limits, SandboxSpec, check_env, check_name, parse_duration, parse_size
 
+pytestmark = pytest.mark.anyone
+
 BIG = 10**9 * 2**30
 
 GOOD_SIZES = {

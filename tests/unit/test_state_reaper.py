@@ -18,6 +18,8 @@ from sloplet.state.locks import FileLock, Owner, image_lock_path
 from sloplet.state.reaper import KEEPER_DIED, reap
 from sloplet.state.store import Store
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:

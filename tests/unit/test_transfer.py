@@ -18,6 +18,8 @@ from sloplet.results import FileInfo
 from sloplet.transfer import download
 from sloplet.transfer.common import stays_inside
 
+pytestmark = pytest.mark.anyone
+
 
 def entry(name: str, type: str = "file", *, size: int = 1, mode: int = 0o644, target: str | None = None) -> FileInfo:
     return FileInfo(name, type, size, mode, 0, 0, 0.0, target)

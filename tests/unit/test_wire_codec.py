@@ -18,6 +18,8 @@ from sloplet.wire.fields import MAX_RECORD, Fields, RecordDecoder, decode_fields
 from sloplet.wire.frames import FROM_AGENT, FROM_HOST, Frame, FrameDecoder, encode_frame
 from sloplet.wire.schema import INTEGER_TAGS, MAX_OPEN, MAX_PAYLOAD, MAX_PING, FrameType, Tag
 
+pytestmark = pytest.mark.anyone
+
 HEADER = Path(__file__).parents[2] / "agent" / "proto.h"
 ALL = FROM_AGENT | FROM_HOST
 
