@@ -105,7 +105,7 @@ void kill_begin(struct proc *p)
         return;
     p->killing = true;
     p->kill_since = now_ns();
-    p->kill_next = p->deadline > 0 && p->deadline < p->kill_since ? p->deadline : p->kill_since;
+    p->kill_next = earlier(p->deadline, p->kill_since);
     p->kill_next = kill_step(p, p->kill_since);
 }
 
@@ -192,7 +192,7 @@ int64_t kill_step(struct proc *p, int64_t now)
     }
     if (now < p->kill_next && p->kill_next != NEVER)
         return p->kill_next;
-    starved = p->kill_next != NEVER && now - p->kill_next > STARVED;
+    starved = now - p->kill_next > STARVED;
     do
         living = stop_and_kill(&t, p, until, starved);
     while (living > 0 && now_ns() < until);

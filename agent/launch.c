@@ -117,6 +117,21 @@ static int fence_command(int ruleset) {
     return agent_fence_fd < 0 ? 0 : (int)syscall(NR_landlock_restrict_self, ruleset, 0);
 }
 
+/* Of all descriptors beyond the wire the agent gets these, from FD_PLAN on: commands' cgroups, then their fence. */
+static int keep_for_agent(void) {
+    int kept[MAX_CGROUPS + 1], count = launch.plan.works;
+    memcpy(kept, work_fd, sizeof work_fd);
+    if (launch.fence >= 0) kept[count++] = launch.fence;
+    for (int i = 0; i < count; i++) /* sources may lie where others go: first all of them out of the way */
+        if ((kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 1)) < 0) return -1;
+    for (int i = 0; i < count; i++)
+        if (dup3(kept[i], FD_PLAN + i, O_CLOEXEC) < 0) return -1;
+    agent_work_fd = FD_PLAN;
+    agent_work_fds = launch.plan.works;
+    if (launch.fence >= 0) agent_fence_fd = FD_PLAN + count - 1;
+    return (int)syscall(NR_close_range, FD_PLAN + count, ~0u, 0);
+}
+
 static int sandbox(void) {
     struct plan *plan = &launch.plan;
     fail_fd = launch.sync;
@@ -131,7 +146,7 @@ static int sandbox(void) {
     }
     receive_slots();
     launch.ruleset = landlock_begin(plan);
-    launch.fence = landlock_fence(plan);
+    if (!(plan->flags & PLAN_NAMESPACES)) launch.fence = landlock_fence(plan);
     run_steps(&launch);
     struct statfs scratch;
     agent_scratch_in_memory = launch.scratch >= 0 && fstatfs(launch.scratch, &scratch) == 0 && scratch.f_type == TMPFS_;
@@ -149,21 +164,8 @@ static int sandbox(void) {
     }
     report_ready();
     munmap((void *)(uintptr_t)plan->base, plan->size);
-    int works = plan->works, kept[MAX_CGROUPS + 1], at = FD_PLAN;
-    for (int i = 0; i < works; i++) kept[i] = work_fd[i];
-    if (!(plan->flags & PLAN_NAMESPACES)) {
-        agent_fence = fence_command;
-        if (launch.fence >= 0) kept[works++] = launch.fence;
-    }
-    /* Sources may lie where others go: first all of them out of the way. */
-    for (int i = 0; i < works; i++)
-        if ((kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 1)) < 0) return END_AGENT_FAILED;
-    for (int i = 0; i < works; i++, at++)
-        if (dup3(kept[i], at, O_CLOEXEC) < 0) return END_AGENT_FAILED;
-    agent_work_fds = plan->works;
-    agent_work_fd = FD_PLAN;
-    if (works > plan->works) agent_fence_fd = at - 1;
-    syscall(NR_close_range, at, ~0u, 0);
+    if (!(plan->flags & PLAN_NAMESPACES)) agent_fence = fence_command;
+    if (keep_for_agent() < 0) return END_AGENT_FAILED;
     return agent_main(FD_WIRE_IN, FD_WIRE_OUT);
 }
 

@@ -307,10 +307,8 @@ __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
     if (!s->error) {
         r.pid = clone(command_main, stack + sizeof stack,
                       CLONE_VM | CLONE_VFORK | CLONE_PARENT_SETTID | SIGCHLD, s, s->pid_slot);
-        if (r.pid < 0) {
-            s->error_part = PART_FORK;
+        if (r.pid < 0)
             s->error = errno;
-        }
     }
     if (s->error) {
         r.kind = SHIM_FAILED;

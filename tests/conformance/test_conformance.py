@@ -13,9 +13,5 @@ from sloplet.testing.conformance import *  # noqa: E402, F403
 @pytest.fixture(
     params=[pytest.param(name, marks=pytest.mark.anyone if name == "fake" else ()) for name in registry.all_names()]
 )
-def engine(request: pytest.FixtureRequest) -> str:
-    name = str(request.param)
-    probe = registry.load(name).probe()
-    if not probe.available:
-        pytest.skip(f"capability: {name} cannot run here: {probe.reason}")
-    return name
+def engine_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

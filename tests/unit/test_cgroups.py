@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from sloplet.engines import cgroups
+from sloplet.engines.machine import parse_kernel
 from sloplet.spec import Limits
 
 V1_MOUNTS = """\
@@ -39,10 +40,9 @@ class FakeFiles:
         )
 
 
-def v1(own: str = "/", ours: tuple[str, ...] = ("/sys/fs/cgroup",), release: str = "6.12.1") -> FakeFiles:
+def v1(own: str = "/", ours: tuple[str, ...] = ("/sys/fs/cgroup",)) -> FakeFiles:
     lines = [f"4:memory:{own}", "3:pids:/", "2:cpu,cpuacct:/", "0::/"]
     texts = {"/proc/self/mountinfo": V1_MOUNTS, "/proc/self/cgroup": "\n".join(lines) + "\n"}
-    texts["/proc/sys/kernel/osrelease"] = release
     for folder in (f"/sys/fs/cgroup/memory{own}".rstrip("/"), "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu,cpuacct"):
         texts[folder + "/tasks"] = ""
     texts["/sys/fs/cgroup/unified/cgroup.controllers"] = ""
@@ -58,14 +58,14 @@ def v2(groups: Mapping[str, Mapping[str, str]], own: str, ours: tuple[str, ...])
 
 
 def test_hybrid_hosts_use_version_1_below_our_own_group() -> None:
-    found = cgroups.find(v1("/jobs/7"), root=True)
+    found = cgroups.find(v1("/jobs/7"), root=True, kernel=(6, 12))
     assert found.version == 1
     assert found.bases["memory"] == "/sys/fs/cgroup/memory/jobs/7"
     assert set(found.bases) == {"memory", "pids", "cpu", "cpuacct"}
 
 
 def test_version_1_plan() -> None:
-    plan = cgroups.plan(cgroups.find(v1(), root=True), "abc", Limits(cpus=0.5, memory=2**26, pids=64))
+    plan = cgroups.plan(cgroups.find(v1(), root=True, kernel=(6, 12)), "abc", Limits(cpus=0.5, memory=2**26, pids=64))
     writes = dict(plan.writes)
     assert writes["/sys/fs/cgroup/memory/sloplet-abc/memory.limit_in_bytes"] == str(2**26)
     assert writes["/sys/fs/cgroup/cpu,cpuacct/sloplet-abc/cpu.cfs_quota_us"] == "50000"
@@ -76,7 +76,7 @@ def test_version_1_plan() -> None:
 
 
 def test_version_1_plan_with_a_group_for_commands() -> None:
-    found = cgroups.find(v1(release="6.18.0-sloplet"), root=True)
+    found = cgroups.find(v1(), root=True, kernel=(6, 18))
     plan = cgroups.plan(found, "abc", Limits(cpus=0.5, memory=2**26, pids=64))
     writes, memory = dict(plan.writes), "/sys/fs/cgroup/memory/sloplet-abc"
     assert writes[memory + "/work/memory.limit_in_bytes"] == str(2**26)
@@ -88,6 +88,7 @@ def test_version_1_plan_with_a_group_for_commands() -> None:
     assert writes[cpu + "/agent/cpu.cfs_quota_us"] == "100000"
     assert cpu + "/cpu.cfs_quota_us" not in writes  # what commands overdraw the agent would pay for
     assert set(plan.folders[3:]) == {cpu + "/agent", *(folder + "/work" for folder in plan.folders[:3])}  # outer first
+    assert plan.nesting == memory + "/memory.use_hierarchy"
     assert set(plan.join) == {memory + "/tasks", "/sys/fs/cgroup/pids/sloplet-abc/tasks", cpu + "/agent/tasks"}
     assert memory + "/work/tasks" in plan.work
     assert {path for path, _ in plan.oom} == {memory + "/memory.oom_control", memory + "/work/memory.oom_control"}
@@ -100,12 +101,11 @@ def test_version_1_plan_with_a_group_for_commands() -> None:
 )  # fmt: skip
 def test_where_moving_a_process_is_cheap(release: str, options: str, cheap: bool) -> None:
     mounts = f"1 0 0:1 / / rw - ext4 /dev/a rw\n30 20 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 {options}\n"
-    files = FakeFiles({"/proc/sys/kernel/osrelease": release + "\n", "/proc/self/mountinfo": mounts}, ())
-    assert cgroups._moves_cheaply(files) is cheap
+    assert cgroups._moves_cheaply(parse_kernel(release), mounts) is cheap
 
 
 def test_an_ordinary_user_of_version_1_has_none() -> None:
-    found = cgroups.find(v1(ours=()), root=False)
+    found = cgroups.find(v1(ours=()), root=False, kernel=(6, 12))
     assert found.version == 0
     assert found.reason
 
@@ -114,7 +114,7 @@ def test_version_2_as_root_without_systemd() -> None:
     top = "/sys/fs/cgroup"
     files = v2({top: {"cgroup.controllers": "cpu memory pids", "cgroup.procs": "1\n2\n"}}, "/", (top,))
     del files.texts[top + "/cgroup.type"]  # only the very root lacks it
-    found = cgroups.find(files, root=True)
+    found = cgroups.find(files, root=True, kernel=(6, 12))
     assert (found.version, found.enable) == (2, top + "/cgroup.subtree_control")
 
 
@@ -125,7 +125,7 @@ def test_version_2_delegated_takes_the_nearest_ancestor_that_passes_controllers_
         USER + "/app.slice/run-1.scope": {"cgroup.controllers": "memory pids", "cgroup.procs": "77\n"},
     }
     own = USER.removeprefix("/sys/fs/cgroup") + "/app.slice/run-1.scope"
-    found = cgroups.find(v2(groups, own, (USER,)), root=False)
+    found = cgroups.find(v2(groups, own, (USER,)), root=False, kernel=(6, 12))
     assert found.bases == {"memory": USER + "/app.slice", "pids": USER + "/app.slice"}
     assert not found.enforces("cpus")
     plan = cgroups.plan(found, "abc", Limits())
@@ -149,7 +149,7 @@ def test_version_2_plan_with_a_group_for_commands() -> None:
 def test_a_login_session_is_not_delegated() -> None:
     session = "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope"
     groups = {session: {"cgroup.controllers": "memory pids", "cgroup.procs": "9\n"}}
-    found = cgroups.find(v2(groups, session.removeprefix("/sys/fs/cgroup"), ()), root=False)
+    found = cgroups.find(v2(groups, session.removeprefix("/sys/fs/cgroup"), ()), root=False, kernel=(6, 12))
     assert found.version == 0
     assert "Delegate=yes" in found.reason
 
@@ -157,7 +157,7 @@ def test_a_login_session_is_not_delegated() -> None:
 def test_a_container_whose_own_group_is_the_namespace_root_cannot_pass_controllers_on() -> None:
     top = "/sys/fs/cgroup"
     files = v2({top: {"cgroup.controllers": "cpu memory pids", "cgroup.procs": "1\n"}}, "/", (top,))
-    assert cgroups.find(files, root=True).version == 0
+    assert cgroups.find(files, root=True, kernel=(6, 12)).version == 0
 
 
 @pytest.mark.parametrize(

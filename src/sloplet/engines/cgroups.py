@@ -67,12 +67,13 @@ class Hierarchy:
         return _CONTROLS.get(control, "") in self.bases
 
 
-def find(files: Files, *, root: bool) -> Hierarchy:
+def find(files: Files, *, root: bool, kernel: tuple[int, int]) -> Hierarchy:
     """The hierarchy this process may use. Version 2 wherever its controllers are, else version 1."""
-    mounts = _mounts(files.read("/proc/self/mountinfo") or "")
+    mountinfo = files.read("/proc/self/mountinfo") or ""
+    mounts = _mounts(mountinfo)
     own = _own_paths(files.read("/proc/self/cgroup") or "")
     unified = _find_unified(files, mounts, own, root)
-    split = _moves_cheaply(files)
+    split = _moves_cheaply(kernel, mountinfo)
     if unified.bases:
         return replace(unified, split=split)
     bases: dict[str, str] = {}
@@ -88,17 +89,13 @@ def find(files: Files, *, root: bool) -> Hierarchy:
     return Hierarchy(1, bases, reason, memsw=memsw, split=split)
 
 
-def _moves_cheaply(files: Files) -> bool:
+def _moves_cheaply(kernel: tuple[int, int], mountinfo: str) -> bool:
     """Linux 6.0 to 6.17 wait for an RCU grace period, many milliseconds, to move a process, unless told otherwise."""
-    release = (files.read("/proc/sys/kernel/osrelease") or "").split(".")
-    try:
-        version = (int(release[0]), int(release[1]))
-    except (IndexError, ValueError):
+    if kernel == (0, 0):  # unknown
         return False
-    if not (6, 0) <= version < (6, 18):
+    if not (6, 0) <= kernel < (6, 18):
         return True
-    lines = (files.read("/proc/self/mountinfo") or "").splitlines()
-    options = [line.split()[-1].split(",") for line in lines if " - cgroup" in line]
+    options = [line.split()[-1].split(",") for line in mountinfo.splitlines() if " - cgroup" in line]
     return bool(options) and all("favordynmods" in each for each in options)
 
 
@@ -181,6 +178,8 @@ class GroupPlan:
 
     version: int = 0
     folders: tuple[str, ...] = ()  #: outer ones first
+    #: to be set before folders are made within: on Linux before 5.11 (version 1) a limit does not hold for those else
+    nesting: str | None = None
     writes: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()  #: written if the kernel has the file
     join: tuple[str, ...] = ()  #: version 1: tasks files
@@ -233,6 +232,7 @@ def _plan_v1(hierarchy: Hierarchy, name: str, limits: Limits) -> GroupPlan:
     return GroupPlan(
         1,
         outer + agent + work,
+        at["memory"] + "/memory.use_hierarchy" if work and "memory" in at else None,
         tuple(writes),
         tuple(optional),
         join=tuple((f"{folder}/agent" if f"{folder}/agent" in agent else folder) + "/tasks" for folder in outer),
@@ -252,6 +252,11 @@ def _quotas(folder: str, split: bool, limits: Limits) -> list[tuple[str, float]]
     if not split:
         return [(folder, limits.cpus)]
     return [(folder + "/work", limits.cpus), (folder + "/agent", CPUS_EXTRA)]
+
+
+def _enabling(hierarchy: Hierarchy) -> str:
+    """For a cgroup.subtree_control."""
+    return " ".join("+" + name for name in hierarchy.bases)
 
 
 def _plan_v2(hierarchy: Hierarchy, name: str, limits: Limits) -> GroupPlan:
@@ -275,12 +280,13 @@ def _plan_v2(hierarchy: Hierarchy, name: str, limits: Limits) -> GroupPlan:
         for folder, cpus in _quotas(at, split, limits):
             writes.append((folder + "/cpu.max", f"{_quota(cpus)} {PERIOD_US}"))
     if not split:
-        return GroupPlan(2, (at,), tuple(writes), tuple(optional), into=at, oom=oom, stats=stats)
+        return GroupPlan(2, (at,), None, tuple(writes), tuple(optional), into=at, oom=oom, stats=stats)
     return GroupPlan(
         2,
         (at, at + "/agent", at + "/work"),
+        None,
         # a group that passes controllers on may hold no processes itself
-        ((at + "/cgroup.subtree_control", " ".join("+" + name for name in hierarchy.bases)), *writes),
+        ((at + "/cgroup.subtree_control", _enabling(hierarchy)), *writes),
         tuple(optional),
         into=at + "/agent",
         work=(at + "/work/cgroup.procs",),
@@ -304,11 +310,12 @@ def make(hierarchy: Hierarchy, group: GroupPlan) -> None:
     """Make the groups and set their limits. Raises OSError, with nothing left behind."""
     try:
         if hierarchy.enable:
-            _write(hierarchy.enable, " ".join("+" + name for name in hierarchy.bases))
+            _write(hierarchy.enable, _enabling(hierarchy))
         for folder in group.folders:
             os.mkdir(folder, 0o755)
-            with suppress(OSError):  # version 1 before Linux 5.11
-                _write(folder + "/memory.use_hierarchy", "1")
+            if group.nesting and folder == os.path.dirname(group.nesting):
+                with suppress(OSError):
+                    _write(group.nesting, "1")
         for path, text in group.writes:
             _write(path, text)
         for path, text in group.optional:

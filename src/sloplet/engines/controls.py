@@ -116,7 +116,8 @@ def _memory(limits: Limits, machine: Machine) -> tuple[Guarantee, list[tuple[int
 def _pids(limits: Limits, machine: Machine, *, namespaces: bool) -> tuple[Guarantee, list[tuple[int, int]]]:
     value = str(limits.pids)
     if machine.cgroup.enforces("pids"):
-        how = f"cgroup v{machine.cgroup.version} pids (and {PIDS_EXTRA} more for the agent's own)"
+        more = 2 * PIDS_EXTRA if machine.cgroup.split else PIDS_EXTRA
+        how = f"cgroup v{machine.cgroup.version} pids (and {more} more for the agent's own)"
         return Guarantee("pids", True, how, value), []
     if namespaces and machine.kernel >= (5, 14):
         how = "RLIMIT_NPROC in its own user namespace, for each user inside"

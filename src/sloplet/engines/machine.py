@@ -150,8 +150,9 @@ def machine() -> Machine:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"
     entries = set(os.listdir("/proc")) if os.path.isdir("/proc") else set()
+    kernel = parse_kernel(platform.release())
     return Machine(
-        kernel=parse_kernel(platform.release()),
+        kernel=kernel,
         arch=platform.machine(),
         uid=uid,
         gid=os.getegid(),
@@ -171,5 +172,5 @@ def machine() -> Machine:
         open_files=hard if hard != resource.RLIM_INFINITY else 2**31 - 1,
         proc_masked=tuple(name for name in _MASKABLE if name in entries),
         proc_readonly=tuple(name for name in _READ_ONLY if name in entries),
-        cgroup=cgroups.find(cgroups.RealFiles(), root=root),
+        cgroup=cgroups.find(cgroups.RealFiles(), root=root, kernel=kernel),
     )
