@@ -269,6 +269,12 @@ async def launch(
 ) -> Jailed:
     """Make the cgroups, start the launcher and wait until the agent serves. ``released`` is called when it has ended,
     ``cleaned`` by ``cleanup``; both when it fails, which leaves nothing behind."""
+
+    def give_back() -> None:
+        cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
+        released()
+        cleaned()
+
     try:
         cgroups.make(hierarchy, group)
     except OSError as error:
@@ -278,9 +284,7 @@ async def launch(
     try:
         spawned = _spawn(plan)
     except OSError as error:  # perhaps after it had begun: then it takes a moment to be gone
-        cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
-        released()
-        cleaned()
+        give_back()
         raise StartFailed(
             f"the launcher cannot be started: {error}", hint="are too many files or processes open?"
         ) from error
@@ -288,9 +292,7 @@ async def launch(
         instance = Jailed(spawned, hello, guarantees, group, released, cleaned)
     except OSError as error:  # the loop cannot watch it
         _abandon(spawned)
-        cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
-        released()
-        cleaned()
+        give_back()
         raise StartFailed(f"the launcher cannot be watched: {error}") from error
     try:
         await instance.started(spawned.status_fd)

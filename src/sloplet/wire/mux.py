@@ -15,12 +15,13 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import ProtocolError, SlopletError, WireClosed, from_dict
 from .fields import Fields, decode_fields
 from .frames import FROM_AGENT, FROM_HOST, Frame, FrameDecoder, encode_frame
 from .schema import MAX_PAYLOAD, MAX_STREAMS, VERSION, FrameType, Op, Tag
-from .streams import AgentStream, BaseStream, HostStream, Waiters
+from .streams import AgentStream, HostStream, Waiters
 
 __all__ = ["AgentMux", "AgentStream", "HostMux", "HostStream", "request"]
 
@@ -34,6 +35,7 @@ class Mux:
     #: Whether to stop reading a peer that asks and asks and does not read the answers. Never both sides of a
     #: connection, or they could wait for each other for ever.
     _patient = False
+    _streams: dict[int, Any]  # by id; each side has its own kind of stream
 
     def __init__(
         self,
@@ -216,8 +218,11 @@ class Mux:
     def _on_stream_frame(self, frame: Frame) -> None:
         raise NotImplementedError
 
-    def _all_streams(self) -> list[BaseStream]:
-        raise NotImplementedError
+    def hello(self, fields: Fields) -> None:
+        self.write(FrameType.HELLO, 0, Fields((Tag.VERSION, VERSION), *fields).encode())
+
+    def forget(self, stream_id: int) -> None:
+        self._streams.pop(stream_id, None)
 
     def _detach(self) -> None:
         """Stop using the fds. They are the owner's to close."""
@@ -242,7 +247,7 @@ class Mux:
         self._detach()
         if self._error is None:
             self._error = error
-        for stream in self._all_streams():
+        for stream in list(self._streams.values()):
             stream._waiters.wake()
         self._room.wake()
         self._pulse.wake()
@@ -267,9 +272,6 @@ class HostMux(Mux):
         self._streams: dict[int, HostStream] = {}
         self._next = 1
 
-    def hello(self, fields: Fields) -> None:
-        self.write(FrameType.HELLO, 0, Fields((Tag.VERSION, VERSION), *fields).encode())
-
     def open(self, request: Fields) -> HostStream:
         self.check()
         stream = self.stream_type(self, self._next, request)
@@ -277,9 +279,6 @@ class HostMux(Mux):
         self._streams[self._next] = stream
         self._next += 2
         return stream
-
-    def forget(self, stream_id: int) -> None:
-        self._streams.pop(stream_id, None)
 
     @property
     def waiting(self) -> bool:
@@ -291,9 +290,6 @@ class HostMux(Mux):
         if stream is None:
             raise ProtocolError(f"{frame.type.name} for stream {frame.stream}, which is not open")
         stream._handle(frame)
-
-    def _all_streams(self) -> list[BaseStream]:
-        return list(self._streams.values())
 
 
 class AgentMux(Mux):
@@ -314,12 +310,6 @@ class AgentMux(Mux):
         self._streams: dict[int, AgentStream] = {}
         self._last = -1
 
-    def hello(self, fields: Fields) -> None:
-        self.write(FrameType.HELLO, 0, Fields((Tag.VERSION, VERSION), *fields).encode())
-
-    def forget(self, stream_id: int) -> None:
-        self._streams.pop(stream_id, None)
-
     def _on_stream_frame(self, frame: Frame) -> None:
         if frame.type is FrameType.OPEN:
             if frame.stream <= self._last or frame.stream % 2 == 0:
@@ -337,9 +327,6 @@ class AgentMux(Mux):
             known._handle(frame)
         elif frame.stream > self._last or frame.stream % 2 == 0:
             raise ProtocolError(f"{frame.type.name} for stream {frame.stream}, which was never opened")
-
-    def _all_streams(self) -> list[BaseStream]:
-        return list(self._streams.values())
 
 
 def request(op: Op, *items: tuple[Tag, int | bytes | str]) -> Fields:

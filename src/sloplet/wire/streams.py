@@ -151,12 +151,15 @@ class BaseStream:
     def _dead(self) -> bool:
         return self._closed or self._sent_end
 
-    def _on_data(self, frame: Frame) -> None:
-        if self._peer_ended:
-            raise ProtocolError("DATA after END")
+    def _count(self, frame: Frame) -> None:
         self._window -= len(frame.payload)
         if self._window < 0:
             raise ProtocolError("DATA beyond its credit")
+
+    def _on_data(self, frame: Frame) -> None:
+        if self._peer_ended:
+            raise ProtocolError("DATA after END")
+        self._count(frame)
         last = self._queue[-1] if self._queue else None
         if last is not None and last.channel == frame.channel and len(last.data) + len(frame.payload) <= _MERGE:
             # One-byte frames would otherwise cost a hundred times their credit in objects.
@@ -239,9 +242,7 @@ class HostStream(BaseStream):
             if frame.channel == Channel.IN:
                 raise ProtocolError("the answer's DATA is on the request's channel")
             if self._abandoned:
-                self._window -= len(frame.payload)
-                if self._window < 0:
-                    raise ProtocolError("DATA beyond its credit")
+                self._count(frame)
                 return
             self._on_data(frame)
         elif frame.type is FrameType.CREDIT:
