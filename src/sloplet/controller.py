@@ -9,7 +9,7 @@ whether that is a pipe away or a socket and a relay away.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -61,7 +61,7 @@ class SandboxInfo:
 
     id: str
     name: str | None
-    state: str  #: starting, running, dead (it failed), ended (it was closed)
+    state: str  #: starting, running, paused (saved; it wakes when it is used), dead (it failed), ended (it was closed)
     engine: str
     rung: str
     holder: str  #: "embedded" or "keeper"
@@ -70,12 +70,17 @@ class SandboxInfo:
     workdir: str
     spec: SandboxSpec
     reason: str = ""  #: why it is dead
+    saved: str | None = None  #: id of the saved state it would go on from: paused, or dead with a checkpoint
+    saved_at: float | None = None  #: when that was written
+    head: str | None = None  #: the snapshot it last made, was started from, or was rolled back to
+    recovered_from: float | None = None  #: it had died; it went on from a checkpoint of that time
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "id": self.id, "name": self.name, "state": self.state, "engine": self.engine, "rung": self.rung,
             "holder": self.holder, "created_at": self.created_at, "expires_at": self.expires_at,
-            "workdir": self.workdir, "spec": self.spec.to_dict(), "reason": self.reason,
+            "workdir": self.workdir, "spec": self.spec.to_dict(), "reason": self.reason, "saved": self.saved,
+            "saved_at": self.saved_at, "head": self.head, "recovered_from": self.recovered_from,
         }  # fmt: skip
 
     @staticmethod
@@ -86,9 +91,78 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """A saved state of a sandbox."""
+
+    id: str
+    name: str | None
+    #: why it is there: snapshot (asked for), template, pause, checkpoint (``checkpoint_every``), undo, fork, export
+    role: str
+    kind: str  #: live (memory, processes and disk) or disk (files only: the computer starts anew with them)
+    sandbox: str  #: the id of the sandbox it was made of
+    sandbox_name: str | None
+    parent: str | None  #: the snapshot that the sandbox had last made, or come from, before this one
+    engine: str
+    created_at: float
+    bytes: int
+    spec: SandboxSpec  #: what the sandbox was, template resolved: a restored one is the same
+    note: str = ""  #: of an undo point: the command that came after it
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "name": self.name, "role": self.role, "kind": self.kind, "sandbox": self.sandbox,
+            "sandbox_name": self.sandbox_name, "parent": self.parent, "engine": self.engine,
+            "created_at": self.created_at, "bytes": self.bytes, "spec": self.spec.to_dict(), "note": self.note,
+        }  # fmt: skip
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Snapshot:
+        return Snapshot(**{**data, "spec": SandboxSpec.from_dict(data["spec"])})
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file that is not what it was."""
+
+    path: str  #: absolute, inside the sandbox
+    kind: str  #: added, changed, removed
+    type: str  #: file, dir, symlink, other
+    size: int = 0  #: now (of what was removed: 0)
+    mode: int = 0
+    what: tuple[str, ...] = ()  #: of a changed one: content, mode, owner, type, target
+    text: str | None = None  #: a unified diff, where both sides are text and not too long
+    binary: bool = False  #: a file whose content is not text (or too long to show)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.path, "kind": self.kind, "type": self.type, "size": self.size, "mode": self.mode,
+            "what": list(self.what), "text": self.text, "binary": self.binary,
+        }  # fmt: skip
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Change:
+        return Change(**{**data, "what": tuple(data["what"])})
+
+
+@dataclass(frozen=True)
+class Diff:
+    """All changes, by path."""
+
+    against: str  #: "image", or the snapshot's id
+    changes: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"against": self.against, "changes": [change.to_dict() for change in self.changes]}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Diff:
+        return Diff(data["against"], tuple(Change.from_dict(item) for item in data["changes"]))
+
+
+@dataclass(frozen=True)
 class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
-    and events.lost for a reader that was too slow."""
+    paused, resumed, recovered, snapshot, rolled_back, forked, and events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str
@@ -97,6 +171,10 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         return {"time": self.time, "sandbox": self.sandbox, "type": self.type, "data": self.data}
+
+
+_Infos = list[SandboxInfo]  # spelled here: inside Controller, `list` is its method
+_Snapshots = list[Snapshot]
 
 
 class Controller(Protocol):
@@ -112,7 +190,8 @@ class Controller(Protocol):
         """All that are known to this controller, oldest first."""
 
     async def open(self, sandbox_id: str, request: Fields) -> Stream:
-        """Start an operation of docs/wire.md. SandboxDead / SandboxNotFound if there is nobody to ask."""
+        """Start an operation of docs/wire.md; wakes a paused sandbox. SandboxDead / SandboxNotFound if there is nobody
+        to ask. A stream that a pause or a rollback cuts off fails with SandboxPaused: attach to its process again."""
 
     async def kill(self, sandbox_id: str) -> None:
         """End it and remove all it had. Idempotent; also removes a dead one. Returns when it is gone."""
@@ -123,6 +202,54 @@ class Controller(Protocol):
 
     def events(self, sandbox_id: str | None = None) -> AsyncIterator[Event]:
         """What happens from now on (bounded; a slow reader loses the oldest and sees an ``events.lost`` event)."""
+
+    # -- live state (docs/live.md) --------------------------------------------------
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        """Write memory and disk, and end every process. Idempotent. UnsupportedOperation where the engine cannot."""
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        """Go on: a paused sandbox where it was, a dead one from its last checkpoint (``recovered_from``)."""
+
+    async def release(self, sandbox_id: str) -> None:
+        """The caller's block has ended: a named sandbox is paused if nobody else uses it and its engine can."""
+
+    async def snapshot(
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+    ) -> Snapshot:
+        """Save its state; it runs on (a paused one stays paused). ``role``: "snapshot", "template" (needs a name)."""
+
+    async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
+        """Those of one sandbox or of all, oldest first. ``role`` None: every role."""
+
+    async def find_snapshot(self, ref: str, sandbox_id: str | None = None) -> Snapshot:
+        """By id; by name among a sandbox's snapshots, or, without one, among templates. SnapshotNotFound."""
+
+    async def delete_snapshot(self, snapshot_id: str, *, force: bool = False) -> None:
+        """SnapshotInUse if snapshots or live sandboxes descend from it, unless ``force``: they then descend from its
+        parent."""
+
+    async def fork(
+        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+    ) -> _Infos:
+        """``count`` running copies, of how it is now or of one of its snapshots, each with an identity of its own.
+        All or none."""
+
+    async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:
+        """Go back to one of its own snapshots, in place: same id, same name. If that fails it runs on as it was."""
+
+    async def undo(self, sandbox_id: str, steps: int = 1) -> Snapshot:
+        """Go back to before the last command (or the ``steps``-th last). SnapshotNotFound if none is kept."""
+
+    async def diff(self, sandbox_id: str, against: str | None = None, *, text: bool = True) -> Diff:
+        """What its files have become since its image (None), or since one of its snapshots. Does not wake a paused one
+        for longer than it takes."""
+
+    async def export(self, sandbox_id: str, path: str, *, image: bool = True) -> Snapshot:
+        """Write one archive of the sandbox to a new file on this machine. ``image``: with its image inside."""
+
+    async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
+        """Start the sandbox that an archive holds, under a new id. Every byte is checked before anything starts."""
 
     async def aclose(self) -> None:
         """Let go. Embedded sandboxes end; those of the keeper go on."""

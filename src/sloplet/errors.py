@@ -10,7 +10,8 @@
     │   ├── UnknownEngine (LookupError)   no engine of that name
     │   ├── EngineUnavailable             this machine lacks what the engine needs
     │   ├── ControlUnavailable            a control that was asked for cannot be enforced here
-    │   └── StartFailed                   the sandbox did not come up
+    │   ├── StartFailed                   the sandbox did not come up
+    │   └── SaveFailed                    its state could not be written; it runs on
     ├── ImageError                        the image cannot be used
     │   ├── ImageNotFound (LookupError)
     │   └── ImageInvalid                  damaged, hostile or over a limit
@@ -19,7 +20,14 @@
     │   ├── SandboxExists                 the name is taken
     │   ├── SandboxMismatch               it exists with other settings than asked for now
     │   ├── SandboxDead                   it ended, or its engine died
+    │   ├── SandboxPaused                 it was paused while this was going on
     │   └── SandboxClosed                 this object was closed
+    ├── SnapshotError                     about a saved state: a snapshot, a template, an archive
+    │   ├── SnapshotNotFound (LookupError)
+    │   ├── SnapshotExists                the name is taken
+    │   ├── SnapshotInUse                 others descend from it
+    │   ├── SnapshotDamaged               truncated, changed, or not what its checksum says
+    │   └── SnapshotIncompatible          made by another version, engine, processor or image
     ├── CommandError                      about one command
     │   ├── CommandFailed                 check=True and the exit code was not 0
     │   ├── CommandTimeout                check=True and the time was up
@@ -104,6 +112,10 @@ class StartFailed(EngineError):
     pass
 
 
+class SaveFailed(EngineError):
+    pass
+
+
 class ImageError(SlopletError):
     pass
 
@@ -137,6 +149,34 @@ class SandboxDead(SandboxError):
 
 
 class SandboxClosed(SandboxError):
+    pass
+
+
+class SandboxPaused(SandboxError):
+    pass
+
+
+class SnapshotError(SlopletError):
+    pass
+
+
+class SnapshotNotFound(SnapshotError, LookupError):
+    pass
+
+
+class SnapshotExists(SnapshotError):
+    pass
+
+
+class SnapshotInUse(SnapshotError):
+    pass
+
+
+class SnapshotDamaged(SnapshotError):
+    pass
+
+
+class SnapshotIncompatible(SnapshotError):
     pass
 
 

@@ -28,6 +28,9 @@ MIN_DISK = 2**20
 MAX_BYTES = 2**50
 MAX_PIDS = 4_000_000
 MAX_SECONDS = 10 * 365 * 86400.0
+MAX_UNDO = 100
+MAX_POOL = 64
+MAX_FORK = 1000
 
 
 def check_name(name: object) -> str:
@@ -39,6 +42,23 @@ def check_name(name: object) -> str:
             hint="use 1 to 63 letters, digits, '_', '.' or '-', beginning with a letter or digit",
         )
     return name
+
+
+def check_snapshot_name(name: object, what: str = "snapshot") -> str:
+    """The name of a snapshot or a template: as a sandbox's."""
+    if not isinstance(name, str) or not NAME_RE.match(name):
+        raise InvalidName(
+            f"{str(name)[:80]!r} is not a name for a {what}",
+            hint="use 1 to 63 letters, digits, '_', '.' or '-', beginning with a letter or digit",
+        )
+    return name
+
+
+def check_fork(count: object) -> int:
+    """How many copies a fork makes."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_FORK:
+        raise InvalidLimit(f"fork({str(count)[:80]}) is out of range", hint=f"1 to {MAX_FORK} copies at a time")
+    return count
 
 
 def parse_size(value: object, what: str = "size") -> int:
@@ -151,6 +171,11 @@ class SandboxSpec:
     user: str = "agent"
     hostname: str | None = None
     allow_weaker: bool = False
+    template: str | None = None  #: start from this saved state: a template's name, or a snapshot's id
+    idle: float | None = None  #: pause after so many seconds of doing nothing
+    undo: int = 0  #: keep that many checkpoints, one before each command
+    checkpoint_every: float | None = None  #: seconds between checkpoints to recover from
+    pool: int = 0  #: keep that many ready for the next one with these settings
 
     @staticmethod
     def make(
@@ -170,6 +195,11 @@ class SandboxSpec:
         workdir: object = "/workspace",
         user: object = "agent",
         allow_weaker: bool = False,
+        template: object = None,
+        idle: object = None,
+        undo: object = 0,
+        checkpoint_every: object = None,
+        pool: object = 0,
     ) -> SandboxSpec:
         if name is not None:
             check_name(name)
@@ -192,6 +222,11 @@ class SandboxSpec:
             workdir=_absolute("workdir", workdir),
             user=_text("user", user, 256),
             allow_weaker=bool(allow_weaker),
+            template=None if template is None else check_snapshot_name(template, "template"),
+            idle=None if idle is None else parse_duration(idle, "idle"),
+            undo=_bounded("undo", undo, MAX_UNDO),
+            checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
+            pool=_bounded("pool", pool, MAX_POOL),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,6 +242,19 @@ class SandboxSpec:
         limits["explicit"] = frozenset(limits["explicit"])
         values["env"] = tuple((str(k), str(v)) for k, v in values["env"])
         return SandboxSpec(**values, limits=Limits(**limits))
+
+
+def _bounded(what: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise SpecError(f"{what}={str(value)[:80]!r} is out of range", hint=f"a whole number from 0 to {most}")
+    return value
+
+
+def _interval(value: object) -> float:
+    seconds = parse_duration(value, "checkpoint_every")
+    if seconds < 1:
+        raise InvalidLimit(f"checkpoint_every={value!r} is too often", hint="at least 1 s")
+    return seconds
 
 
 def check_env(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

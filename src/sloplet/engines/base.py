@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import UnsupportedOperation
 from ..spec import SandboxSpec
 
 
@@ -75,6 +76,40 @@ class StartRequest:
     spec: SandboxSpec
     image: ResolvedImage
     place: Path
+    #: go on from what ``Instance.save`` wrote: a descriptor of that folder, the caller's. None: a fresh start
+    restore: int | None = None
+
+
+@dataclass(frozen=True)
+class StateFormat:
+    """What a saved state depends on. One made by another is refused before it is tried."""
+
+    engine: str
+    version: str  #: of the program that wrote it, exactly: "runsc release-20240729.0"
+    platform: str = ""
+    arch: str = ""
+    cpu: tuple[str, ...] = ()  #: features of the processor that it may be using
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine, "version": self.version, "platform": self.platform, "arch": self.arch,
+            "cpu": list(self.cpu),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> StateFormat:
+        return StateFormat(**{**data, "cpu": tuple(data["cpu"])})
+
+    def refuses(self, other: StateFormat) -> str:
+        """Why a state of the format ``other`` cannot go on here; "" if it can."""
+        for what in ("engine", "version", "platform", "arch"):
+            mine, its = getattr(self, what), getattr(other, what)
+            if mine != its:
+                return f"it was made by another {what}: {its or 'unknown'}, here is {mine or 'unknown'}"
+        missing = sorted(set(other.cpu) - set(self.cpu))
+        if missing:
+            return f"it was made on another processor: this one lacks {', '.join(missing[:8])}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +175,12 @@ class Instance(Protocol):
     def pids(self) -> tuple[int, ...]:
         """The host's pids that belong to this sandbox (for benchmarks and leak checks)."""
 
+    async def save(self, folder: int, *, stop: bool) -> None:
+        """Write memory and disk into an empty folder (a descriptor, the caller's). The agent has been frozen over the
+        wire and is silent. ``stop``: the sandbox ends with it; otherwise it goes on, still frozen. Files may be left
+        in the folder on failure. Raises SaveFailed (the sandbox runs on, frozen, unless ``wait`` says otherwise) and
+        UnsupportedOperation where ``Capabilities.live_snapshots`` is False."""
+
 
 class Engine(Protocol):
     """One way to isolate. Constructed once per runtime; must not start anything before ``start``."""
@@ -157,5 +198,15 @@ class Engine(Protocol):
     async def start(self, request: StartRequest) -> Instance:
         """Start the agent. Raises StartFailed with the launcher's own words; leaves nothing behind then."""
 
+    def state_format(self) -> StateFormat:
+        """What a state that is saved here depends on: disk snapshots on little, live ones on much."""
+
     def reap(self, sandbox_id: str) -> None:
         """Remove whatever a crash left of that sandbox (processes, cgroups). Idempotent; the caller holds its lock."""
+
+
+def cannot_save(engine: str) -> UnsupportedOperation:
+    """For ``Instance.save`` where there is no such thing."""
+    return UnsupportedOperation(
+        f"engine {engine!r} cannot save running processes", hint="engine='gvisor' can; `sloplet setup` installs it"
+    )

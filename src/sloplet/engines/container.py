@@ -12,7 +12,7 @@ from ..errors import EngineUnavailable, UnsupportedOperation
 from ..images import host
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, scratch
-from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest
+from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
 from .controls import Controls, Scratch, decide, enforceable
 from .launcher import launch, try_plan
 from .machine import RANGES, Machine, machine
@@ -181,6 +181,9 @@ class ContainerEngine:
             raise
         guarantees = (*decided.guarantees, *self._fixed(facts))
         return await launch(plan, hello, guarantees, facts.cgroup, group, lambda: self._ranges.discard(number))
+
+    def state_format(self) -> StateFormat:
+        return StateFormat(self.name, "files 1")
 
     def reap(self, sandbox_id: str) -> None:
         cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)

@@ -27,7 +27,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import ControlUnavailable, UnsupportedOperation
-from .base import Capabilities, Exit, Guarantee, HelloConfig, HostStats, Instance, Probe, StartRequest
+from .base import (
+    Capabilities,
+    Exit,
+    Guarantee,
+    HelloConfig,
+    HostStats,
+    Instance,
+    Probe,
+    StartRequest,
+    StateFormat,
+    cannot_save,
+)
 from .fakeagent.agent import FakeAgent
 from .fakeagent.kernel import Context, Program
 from .fakeagent.vfs import Cred, Vfs, fail
@@ -167,6 +178,9 @@ class FakeEngine:
         )  # fmt: skip
         return _FakeInstance(agent, fd, hello, promised)
 
+    def state_format(self) -> StateFormat:
+        return StateFormat(self.name, "files 1")
+
     def reap(self, sandbox_id: str) -> None:
         """Nothing outlives the process."""
 
@@ -214,6 +228,9 @@ class _FakeInstance:
 
     def stats(self) -> HostStats:
         return HostStats(oom_kills=self._agent.kernel.oom_kills)
+
+    async def save(self, folder: int, *, stop: bool) -> None:
+        raise cannot_save("fake")
 
     def pids(self) -> tuple[int, ...]:
         return ()

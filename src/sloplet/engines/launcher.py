@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import StartFailed
 from . import cgroups
 from .agentbin import agent_program
-from .base import Exit, Guarantee, HelloConfig, HostStats
+from .base import Exit, Guarantee, HelloConfig, HostStats, cannot_save
 from .plan import End
 
 _PLAN_FD = 3
@@ -238,6 +238,9 @@ class Jailed:
 
     def stats(self) -> HostStats:
         return cgroups.stats(self._group)
+
+    async def save(self, folder: int, *, stop: bool) -> None:
+        raise cannot_save("container")
 
     def pids(self) -> tuple[int, ...]:
         if self._pidfd < 0:

@@ -17,7 +17,7 @@ from ..fs import remove_tree
 from ..images import host
 from ..spec import SandboxSpec
 from . import cgroups, confine
-from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest
+from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
 from .controls import Controls, decide, enforceable
 from .jail import JailRequest
 from .launcher import launch, try_plan
@@ -173,6 +173,9 @@ class ProcessEngine:
             return True
         parents = (path, *(str(parent) for parent in PurePath(path).parents))
         return all(os.path.isdir(parent) and os.stat(parent).st_mode & stat.S_IXOTH for parent in parents)
+
+    def state_format(self) -> StateFormat:
+        return StateFormat(self.name, "files 1")
 
     def reap(self, sandbox_id: str) -> None:
         cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
