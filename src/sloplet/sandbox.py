@@ -16,6 +16,7 @@ from .controller import Controller, Event, SandboxInfo, Stream
 from .engines.base import Guarantee
 from .errors import ProtocolError, SandboxClosed, SandboxExists, SandboxMismatch, SandboxNotFound
 from .files import AsyncFiles, records
+from .history import AsyncHistory
 from .process import (
     DEFAULT_MAX_OUTPUT,
     AsyncProcess,
@@ -29,7 +30,7 @@ from .process import (
     signal_number,
 )
 from .results import Metrics, ProcessInfo, Progress, Result
-from .spec import SandboxSpec, parse_size
+from .spec import SandboxSpec, check_name, parse_size
 from .wire.fields import Fields
 from .wire.mux import request
 from .wire.schema import ExecFlag, Op, SignalFlag, Tag
@@ -39,12 +40,13 @@ _MAX_PROCESSES = 100_000
 _list = list  # the class has a method of that name
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncHistory):
     """A sandbox. Nothing is started before it is entered or first used.
 
     Without a name it is held by this process and gone when closed. With a name it is held by the keeper:
-    leaving the block leaves it running, opening it again (from any process) finds it; ``kill()`` ends it.
-    Opening a name with other settings than it was made with is ``SandboxMismatch``.
+    leaving the block pauses it (where the engine can save processes; else it runs on), opening it again, from any
+    process, wakes it; ``kill()`` ends it. Opening a name with other settings than it was made with is
+    ``SandboxMismatch``.
     """
 
     def __init__(
@@ -65,12 +67,18 @@ class AsyncSandbox:
         workdir: str = "/workspace",
         user: str = "agent",
         allow_weaker: bool = False,
+        template: str | None = None,
+        idle: float | str | None = None,
+        undo: int = 0,
+        checkpoint_every: float | str | None = None,
+        pool: int = 0,
         controller: Controller | None = None,
     ) -> None:
         self._spec = SandboxSpec.make(
             name, image=image, engine=engine, at_least=at_least, cpus=cpus, memory=memory, disk=disk, pids=pids,
             open_files=open_files, ttl=ttl, network=network, env=env, workdir=workdir, user=user,
-            allow_weaker=allow_weaker,
+            allow_weaker=allow_weaker, template=template, idle=idle, undo=undo, checkpoint_every=checkpoint_every,
+            pool=pool,
         )  # fmt: skip
         self._init(controller)
 
@@ -85,12 +93,34 @@ class AsyncSandbox:
     @classmethod
     async def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
         """The sandbox of that name or id, as it is. SandboxNotFound if there is none."""
+        held = controller or await _default_controller(named=True)
+        return cls._adopt(held, await held.find(ref))
+
+    @classmethod
+    async def load(
+        cls, path: str | os.PathLike[str], *, name: str | None = None, controller: Controller | None = None
+    ) -> Self:
+        """Start the sandbox that ``export`` wrote to an archive, as a new one. Every byte is checked first."""
+        if name is not None:
+            check_name(name)
+        held = controller or await _default_controller(named=name is not None)
+        return cls._adopt(held, await held.load(os.path.abspath(os.fspath(path)), name=name))
+
+    @classmethod
+    def _adopt(cls, controller: Controller, info: SandboxInfo) -> Self:
         self = cls.__new__(cls)
         self._init(controller)
-        self._controller = controller or await _default_controller(named=True)
-        self._info = await self._controller.find(ref)
-        self._spec = self._info.spec
+        self._info = info
+        self._spec = info.spec
         return self
+
+    def _learn(self, info: SandboxInfo) -> None:
+        self._info = info
+
+    async def _holder(self) -> tuple[Controller, str]:
+        info = await self.start()
+        assert self._controller is not None
+        return self._controller, info.id
 
     @classmethod
     async def list(cls, *, controller: Controller | None = None) -> _list[SandboxInfo]:
@@ -125,12 +155,16 @@ class AsyncSandbox:
         await self.close()
 
     async def close(self) -> None:
-        """Let go: an unnamed sandbox ends, a named one runs on with the keeper. Idempotent."""
+        """Let go: an unnamed sandbox ends, a named one is paused where its engine can save it. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if self._info is not None and self._info.name is None and self._controller is not None:
+        if self._info is None or self._controller is None:
+            return
+        if self._info.name is None:
             await asyncio.shield(self._controller.kill(self._info.id))
+        else:
+            await asyncio.shield(self._controller.release(self._info.id))
 
     async def kill(self) -> None:
         """End the sandbox and remove all it had. Idempotent."""
@@ -364,15 +398,17 @@ async def _create_or_find(controller: Controller, spec: SandboxSpec) -> SandboxI
         except SandboxExists:  # someone else was quicker
             found = await controller.find(spec.name)
     _same_settings(found, spec)
+    if found.state == "paused" or (found.state == "dead" and found.saved is not None):
+        return await controller.resume(found.id)
     return found
 
 
 def _same_settings(found: SandboxInfo, spec: SandboxSpec) -> None:
     """A name must never give an old posture silently to someone who asked for another."""
-    if found.spec == spec:
-        return
     old, new = found.spec.to_dict(), spec.to_dict()
-    changed = [key for key in new if new[key] != old[key]]
+    changed = [key for key in new if new[key] != old[key] and key != "pool"]
+    if not changed:
+        return
     raise SandboxMismatch(
         f"the sandbox {spec.name!r} exists with other settings: {', '.join(changed)}",
         hint=f"open it as it is with Sandbox.connect({spec.name!r}), or end it first with `sloplet rm {spec.name}`",

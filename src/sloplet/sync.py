@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from .controller import Controller, SandboxInfo
 from .files import AsyncFiles
+from .history import AsyncHistory
 from .portal import portal
 from .process import AsyncProcess
 from .sandbox import AsyncSandbox
@@ -52,6 +54,23 @@ def _process(
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Process:
         return Process(portal().call(method(self._inner, *args, **kwargs)))
+
+    return call
+
+
+def _family(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, list[Any]]],
+) -> Callable[Concatenate[Any, P], list[Any]]:
+    """The same method, its sandboxes made synchronous."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+        made = []
+        for inner in portal().call(method(self._inner, *args, **kwargs)):
+            child = object.__new__(type(self))
+            child._wrap(inner)
+            made.append(child)
+        return made
 
     return call
 
@@ -106,7 +125,26 @@ class Files:
     watch = _iterate(AsyncFiles.watch)
 
 
-class Sandbox:
+class History:
+    """A sandbox through time. See AsyncHistory."""
+
+    _inner: AsyncSandbox
+
+    pause = _call(AsyncHistory.pause)
+    resume = _call(AsyncHistory.resume)
+    snapshot = _call(AsyncHistory.snapshot)
+    template = _call(AsyncHistory.template)
+    snapshots = _call(AsyncHistory.snapshots)
+    delete_snapshot = _call(AsyncHistory.delete_snapshot)
+    rollback = _call(AsyncHistory.rollback)
+    undo = _call(AsyncHistory.undo)
+    fork = _family(AsyncHistory.fork)
+    diff = _call(AsyncHistory.diff)
+    apply = _call(AsyncHistory.apply)
+    export = _call(AsyncHistory.export)
+
+
+class Sandbox(History):
     """A computer of its own for code that nobody has read. See AsyncSandbox, which is the same, awaited."""
 
     _inner: AsyncSandbox
@@ -128,6 +166,15 @@ class Sandbox:
     def list(cls, *, controller: Controller | None = None) -> list[SandboxInfo]:
         """All sandboxes of this SLOPLET_HOME that the keeper holds."""
         return portal().call(AsyncSandbox.list(controller=controller))
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, name: str | None = None, controller: Controller | None = None
+    ) -> Self:
+        """Start the sandbox that ``export`` wrote to an archive, as a new one. Every byte is checked first."""
+        self = cls.__new__(cls)
+        self._wrap(portal().call(AsyncSandbox.load(path, name=name, controller=controller)))
+        return self
 
     start = _call(AsyncSandbox.start)
     close = _call(AsyncSandbox.close)
