@@ -76,7 +76,7 @@ def test_other_processes_see_it(store: Store) -> None:
 
 
 def test_a_fork_in_the_middle_of_a_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sloplet.state.store._FORK_PATIENCE", 0.1)  # here the forking thread itself holds the lock
+    monkeypatch.setattr("sloplet.state.connection._FORK_PATIENCE", 0.1)  # here the forking thread itself holds the lock
     reserve(store, "before")
     with store._write() as db:
         db.execute("UPDATE sandboxes SET name = 'after'")

@@ -42,6 +42,56 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX sandbox_names ON sandboxes (name COLLATE NOCASE) WHERE name IS NOT NULL",
         "CREATE INDEX sandbox_owners ON sandboxes (owner) WHERE owner != ''",
     ),
+    (
+        # A CHECK cannot be altered: a new table takes the old one's place.
+        """CREATE TABLE sandboxes_2 (
+            id TEXT PRIMARY KEY,
+            name TEXT,
+            state TEXT NOT NULL CHECK (state IN ('starting', 'running', 'paused', 'dead')),
+            engine TEXT NOT NULL,
+            rung TEXT NOT NULL,
+            holder TEXT NOT NULL CHECK (holder IN ('embedded', 'keeper')),
+            owner TEXT NOT NULL,
+            spec TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            expires_at REAL,
+            workdir TEXT NOT NULL,
+            reason TEXT NOT NULL DEFAULT '',
+            saved TEXT,
+            saved_at REAL,
+            head TEXT,
+            recovered_from REAL,
+            claimed_from TEXT CHECK (claimed_from IN ('paused', 'dead'))
+        ) WITHOUT ROWID""",
+        """INSERT INTO sandboxes_2
+            (id, name, state, engine, rung, holder, owner, spec, created_at, expires_at, workdir, reason)
+            SELECT id, name, state, engine, rung, holder, owner, spec, created_at, expires_at, workdir, reason
+            FROM sandboxes""",
+        "DROP TABLE sandboxes",
+        "ALTER TABLE sandboxes_2 RENAME TO sandboxes",
+        "CREATE UNIQUE INDEX sandbox_names ON sandboxes (name COLLATE NOCASE) WHERE name IS NOT NULL",
+        "CREATE INDEX sandbox_owners ON sandboxes (owner) WHERE owner != ''",
+        """CREATE TABLE snapshots (
+            id TEXT PRIMARY KEY,
+            name TEXT,
+            role TEXT NOT NULL
+                CHECK (role IN ('snapshot', 'template', 'pause', 'checkpoint', 'undo', 'fork', 'export')),
+            kind TEXT NOT NULL CHECK (kind IN ('live', 'disk')),
+            sandbox TEXT NOT NULL,
+            sandbox_name TEXT,
+            parent TEXT,
+            engine TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            bytes INTEGER NOT NULL,
+            spec TEXT NOT NULL,
+            note TEXT NOT NULL DEFAULT '',
+            digest TEXT NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE INDEX snapshot_sandboxes ON snapshots (sandbox)",
+        """CREATE UNIQUE INDEX snapshot_names ON snapshots (sandbox, name COLLATE NOCASE)
+            WHERE role = 'snapshot' AND name IS NOT NULL""",
+        "CREATE UNIQUE INDEX template_names ON snapshots (name COLLATE NOCASE) WHERE role = 'template'",
+    ),
 )
 
 

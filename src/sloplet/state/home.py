@@ -5,6 +5,7 @@
     state.db            the store (store.py)
     sandboxes/OWNER/ID  the place of a sandbox, below the token of the process that holds it
     images/             unpacked images (images/resolve.py)
+    snapshots/ID        saved states (snapshots.py)
     cache/              what may be deleted at any time
     run/                locks and sockets of running processes
 
@@ -26,7 +27,7 @@ from ..fs import remove_tree
 #: Ids are made by ``new_id``; everything that becomes part of a path is checked against this.
 ID_RE = re.compile(r"[a-z0-9][a-z0-9-]{3,39}\Z")
 _ID_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 of them
-_FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners")
+_FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners", "snapshots")
 _SUN_PATH_MAX = 107  # sockaddr_un.sun_path is 108 bytes with its NUL
 
 
@@ -69,6 +70,7 @@ class Home:
         self.sandboxes = self.path / "sandboxes"
         self.images = self.path / "images"
         self.cache = self.path / "cache"
+        self.snapshots = self.path / "snapshots"
         self.run = self.path / "run"
         self.owners = self.run / "owners"
         self._opened = False
@@ -87,7 +89,7 @@ class Home:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.path.mkdir(0o700, exist_ok=True)
                 check_folder(self.path)
-            if not self.owners.is_dir():  # made last
+            if not self.snapshots.is_dir():  # made last, and missing in a home of an older version
                 for name in _FOLDERS:
                     (self.path / name).mkdir(0o700, exist_ok=True)
         except OSError as error:

@@ -25,7 +25,7 @@ _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 class FileLock:
-    """An exclusive lock on a file that exists only as long as it is of use.
+    """A lock (exclusive, unless said) on a file that exists only as long as it is of use.
 
     Whoever removes the file does so while holding the lock, and whoever takes the lock makes sure
     that the file it locked is still the one of that name: so removal and taking cannot cross.
@@ -65,6 +65,18 @@ class FileLock:
                 os.close(fd)
                 raise
             os.close(fd)  # it was removed between our open and our lock: begin again
+
+    @staticmethod
+    def hold_open(path: Path, fd: int, *, shared: bool) -> FileLock | None:
+        """Lock a file that is open already, which the caller knows to be the right one; None if somebody holds it
+        against that. On success the lock owns ``fd``. Release it with ``remove=False``."""
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return FileLock(path, fd)
 
     @property
     def held(self) -> bool:
@@ -173,6 +185,11 @@ def owner_lock_path(home: Home, token: str) -> Path:
 def image_lock_path(home: Home, key: str) -> Path:
     """The lock that the writer of ``images/.tmp-KEY`` holds."""
     return home.run / f"image-{check_id(key)}.lock"
+
+
+def snapshot_lock_path(home: Home, snapshot_id: str) -> Path:
+    """The lock that whoever writes, publishes or removes ``snapshots/ID`` holds."""
+    return home.run / f"snapshot-{check_id(snapshot_id)}.lock"
 
 
 def owner_alive(home: Home, token: str) -> bool:

@@ -10,33 +10,32 @@ A Store may be used from any thread, one call at a time, and goes on working aft
 from __future__ import annotations
 
 import json
-import os
-import threading
 import time
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..controller import SandboxInfo
-from ..errors import SandboxExists, SandboxNotFound, StateError
+from ..errors import SandboxDead, SandboxError, SandboxExists, SandboxNotFound
 from ..spec import NAME_RE, SandboxSpec
-from .home import ID_RE, Home, check_id
+from .connection import raw as _raw
+from .home import ID_RE, check_id
+from .snapshot_rows import SnapshotRows
 
 if TYPE_CHECKING:
     import sqlite3
 
 _SELECT = (
-    "SELECT id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, reason, owner FROM sandboxes "
+    "SELECT id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, reason, saved, saved_at, "
+    "head, recovered_from, owner, claimed_from FROM sandboxes "
 )
 _INSERT = (
-    "INSERT INTO sandboxes (id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, owner) "
-    "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?)"
+    "INSERT INTO sandboxes (id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, owner, head) "
+    "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?)"
 )
-_RUNNING = (
-    "UPDATE sandboxes SET state = 'running', workdir = coalesce(CAST(? AS TEXT), workdir) "
-    "WHERE id = ? AND state = 'starting'"
+_RUNNING = "UPDATE sandboxes SET state = 'running', claimed_from = NULL, workdir = coalesce(CAST(? AS TEXT), workdir)"
+#: Ended by nobody, waiting for somebody: paused, or dead with something to recover from.
+_ASLEEP_EXPIRED = (
+    "WHERE expires_at <= ?1 AND owner = '' AND (state = 'paused' OR (state = 'dead' AND saved IS NOT NULL)) "
 )
 
 
@@ -46,23 +45,16 @@ class Record:
 
     info: SandboxInfo
     owner: str
+    claimed_from: str | None = None  #: of a starting one that goes on from a saved state: what it was, paused or dead
 
 
-_Rows = list[tuple[Any, ...]]  # spelled here: inside Store, `list` is its method
-_Infos = list[SandboxInfo]
+_Infos = list[SandboxInfo]  # spelled here: inside Store, `list` is its method
 _Records = list[Record]
-_Texts = list[str]
+_Ids = list[str]
 
 
-class Store:
+class Store(SnapshotRows):
     """``state.db``. Constructing does no I/O; every method raises from the StateError branch only, and those named."""
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-        self._connection: sqlite3.Connection | None = None
-        self._pid = os.getpid()
-        self._connection_lock = threading.Lock()
-        _stores.add(self)
 
     # Writing
 
@@ -76,14 +68,16 @@ class Store:
         holder: str,
         owner: str,
         created_at: float | None = None,
+        head: str | None = None,
     ) -> SandboxInfo:
-        """Record the intent to make a sandbox. SandboxExists if its name is taken, by a dead one too."""
+        """Record the intent to make a sandbox. SandboxExists if its name is taken, by a dead one too. ``head``: the
+        snapshot that it starts from."""
         check_id(sandbox_id)
         check_id(owner)
-        created = time.time() if created_at is None else created_at
+        created = _now(created_at)
         expires = None if spec.ttl is None else created + spec.ttl
         info = SandboxInfo(
-            sandbox_id, spec.name, "starting", engine, rung, holder, created, expires, spec.workdir, spec
+            sandbox_id, spec.name, "starting", engine, rung, holder, created, expires, spec.workdir, spec, head=head
         )
         text = json.dumps(spec.to_dict())
         with self._write() as db:
@@ -95,25 +89,29 @@ class Store:
                     raise _name_taken(spec.name, *taken)
             if db.execute("SELECT 1 FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone():
                 raise SandboxExists(f"there already is a sandbox with the id {sandbox_id}")
-            values = (sandbox_id, spec.name, engine, rung, holder, created, expires, _raw(spec.workdir), text, owner)
+            workdir = _raw(spec.workdir)
+            values = (sandbox_id, spec.name, engine, rung, holder, created, expires, workdir, text, owner, head)
             db.execute(_INSERT, values)
         return info
 
     def mark_running(self, sandbox_id: str, *, workdir: str | None = None) -> None:
         """It answers. ``workdir``: where it really is, if not where the spec said."""
         with self._write() as db:
-            changed = db.execute(_RUNNING, (None if workdir is None else _raw(workdir), sandbox_id)).rowcount
+            where = " WHERE id = ? AND state = 'starting'"
+            changed = db.execute(_RUNNING + where, (None if workdir is None else _raw(workdir), sandbox_id)).rowcount
         if not changed:
             raise SandboxNotFound(f"the sandbox {sandbox_id} was removed while it was starting")
 
     def mark_dead(self, sandbox_id: str, reason: str, *, disown: bool = False) -> bool:
-        """It failed; it stays on record, dead, with its name, until ``remove``. The first reason is kept.
+        """It failed; it stays on record, dead, with its name, until ``remove``. The first reason is kept, and so is
+        ``saved``: a dead one that has it can be recovered.
 
         ``disown``: nobody holds it any more. Returns False if there is no such sandbox or it was dead.
         """
         with self._write() as db:
             changed = db.execute(
-                "UPDATE sandboxes SET state = 'dead', reason = CAST(? AS TEXT) WHERE id = ? AND state != 'dead'",
+                "UPDATE sandboxes SET state = 'dead', claimed_from = NULL, reason = CAST(? AS TEXT) "
+                "WHERE id = ? AND state != 'dead'",
                 (_raw(reason), sandbox_id),
             ).rowcount
             if disown:
@@ -121,9 +119,103 @@ class Store:
         return bool(changed)
 
     def remove(self, sandbox_id: str) -> bool:
-        """Forget it, and free its name: everything of it is gone. Idempotent; False if there was none."""
+        """Forget it, and free its name: everything of it is gone. Idempotent; False if there was none.
+
+        Its snapshots are not touched: ``SnapshotStore.delete_of_sandbox`` comes before it. What is left of them
+        after a crash is the reaper's.
+        """
         with self._write() as db:
             return bool(db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,)).rowcount)
+
+    def remove_expired(self, sandbox_id: str, now: float | None = None) -> bool:
+        """``remove`` one that sleeps (``asleep_expired``), unless somebody has claimed it meanwhile."""
+        with self._write() as db:
+            due = db.execute(_SELECT + _ASLEEP_EXPIRED + "AND id = ?2", (_now(now), sandbox_id)).fetchone()
+            return due is not None and bool(db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,)).rowcount)
+
+    # Sleeping and going on
+
+    def mark_paused(self, sandbox_id: str, saved: str, saved_at: float) -> None:
+        """A running one was saved as ``saved`` and has ended; nobody holds it. Survives a power loss."""
+        with self._write(durable=True) as db:
+            changed = db.execute(
+                "UPDATE sandboxes SET state = 'paused', owner = '', reason = '', saved = ?, saved_at = ? "
+                "WHERE id = ? AND state = 'running'",
+                (saved, saved_at, sandbox_id),
+            ).rowcount
+            if not changed:
+                raise _not_in_state(db, sandbox_id, "running")
+
+    def claim(self, sandbox_id: str, owner: str, holder: str) -> SandboxInfo:
+        """Take a paused one, or a dead one that can be recovered, to go on with it: it is ``starting``, and the
+        caller's. One of many callers gets it; the others get a SandboxError that says its state. SandboxDead if
+        there is nothing to recover from."""
+        check_id(owner)
+        with self._write() as db:
+            row = db.execute(_SELECT + "WHERE id = ?", (sandbox_id,)).fetchone()
+            if row is None:
+                raise _gone(sandbox_id)
+            info, state = _record(row).info, str(row[2])
+            if state in ("starting", "running"):
+                raise SandboxError(
+                    f"the sandbox {info.name or sandbox_id} is {state}: somebody else has woken it",
+                    hint="open it by its name",
+                )
+            if info.saved is None or info.state != state:  # the latter: its record is damaged
+                raise SandboxDead(
+                    f"the sandbox {info.name or sandbox_id} is dead: {info.reason or 'it has no saved state'}",
+                    hint=f"`sloplet rm {info.name or sandbox_id}` removes it",
+                )
+            db.execute(
+                "UPDATE sandboxes SET claimed_from = state, state = 'starting', owner = ?, holder = ?, reason = '' "
+                "WHERE id = ?",
+                (owner, holder, sandbox_id),
+            )
+            return _record(db.execute(_SELECT + "WHERE id = ?", (sandbox_id,)).fetchone()).info
+
+    def unclaim(self, sandbox_id: str, state: str, reason: str = "") -> bool:
+        """Going on failed: it is ``paused`` or ``dead`` again, nobody's, with its saved state. False if it was not
+        starting."""
+        with self._write() as db:
+            return bool(
+                db.execute(
+                    "UPDATE sandboxes SET state = ?, owner = '', claimed_from = NULL, reason = CAST(? AS TEXT) "
+                    "WHERE id = ? AND state = 'starting'",
+                    (state, _raw(reason), sandbox_id),
+                ).rowcount
+            )
+
+    def mark_resumed(
+        self, sandbox_id: str, *, keep_saved: bool, workdir: str | None = None, recovered_from: float | None = None
+    ) -> None:
+        """A claimed one answers. ``keep_saved``: the saved state still serves for recovery; otherwise the record lets
+        go of it, and the caller deletes it. ``recovered_from`` None leaves what an earlier recovery noted."""
+        saved = "" if keep_saved else ", saved = NULL, saved_at = NULL"
+        query = _RUNNING + saved + ", recovered_from = coalesce(?, recovered_from) WHERE id = ? AND state = 'starting'"
+        values = (None if workdir is None else _raw(workdir), recovered_from, sandbox_id)
+        with self._write() as db:
+            if not db.execute(query, values).rowcount:
+                raise _not_in_state(db, sandbox_id, "starting")
+
+    def set_saved(self, sandbox_id: str, saved: str | None, saved_at: float | None) -> None:
+        """What a running one would be recovered from. SandboxError if it is not running."""
+        self.replace_saved(sandbox_id, saved, saved_at)
+
+    def replace_saved(self, sandbox_id: str, saved: str | None, saved_at: float | None) -> str | None:
+        """Like ``set_saved``; returns the id that it took the place of, for the caller to delete. Survives a power
+        loss, so that afterwards one of the two is there."""
+        with self._write(durable=True) as db:
+            row = db.execute("SELECT saved FROM sandboxes WHERE id = ? AND state = 'running'", (sandbox_id,)).fetchone()
+            if row is None:
+                raise _not_in_state(db, sandbox_id, "running")
+            db.execute("UPDATE sandboxes SET saved = ?, saved_at = ? WHERE id = ?", (saved, saved_at, sandbox_id))
+            return None if row[0] is None else str(row[0])
+
+    def set_head(self, sandbox_id: str, head: str | None) -> None:
+        """The snapshot it last made, or was rolled back to."""
+        with self._write() as db:
+            if not db.execute("UPDATE sandboxes SET head = ? WHERE id = ?", (head, sandbox_id)).rowcount:
+                raise _gone(sandbox_id)
 
     # Reading
 
@@ -158,107 +250,25 @@ class Store:
         monotonic clock instead, so that a clock that jumps ends nothing early."""
         rows = self._read(
             _SELECT + "WHERE expires_at <= ? AND state != 'dead' ORDER BY expires_at",
-            (time.time() if now is None else now,),
+            (_now(now),),
         )
         return [_record(row).info for row in rows]
+
+    def asleep_expired(self, now: float | None = None) -> _Ids:
+        """Ids of those that nobody holds, that could go on (paused, recoverable), and whose time is up."""
+        return [str(row[0]) for row in self._read(_SELECT + _ASLEEP_EXPIRED, (_now(now),))]
 
     def owners(self) -> set[str]:
         """The tokens that rows name as their owner."""
         return {str(row[0]) for row in self._read("SELECT DISTINCT owner FROM sandboxes WHERE owner != ''", ())}
-
-    def check(self) -> _Texts:
-        """SQLite's own full check, for `sloplet doctor`: what is wrong, or nothing."""
-        return [str(row[0]) for row in self._read("PRAGMA integrity_check", ()) if row[0] != "ok"]
-
-    def close(self) -> None:
-        """Idempotent; the next call opens again."""
-        if self._pid != os.getpid():
-            self._after_fork()
-        with self._connection_lock:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.close()
-
-    # The connection
-
-    @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of the block, or on any exception nothing of it."""
-        with self._connected() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                # A full disk may have rolled back already.
-                with suppress(Exception):
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-                raise
-
-    def _read(self, query: str, values: tuple[Any, ...]) -> _Rows:
-        with self._connected() as db:
-            return db.execute(query, values).fetchall()
-
-    @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        if self._pid != os.getpid():
-            self._after_fork()
-        with self._connection_lock:
-            # Under the lock, because a fork waits for it: a child that was forked in the middle of a thread's import
-            # would wait for ever for that module.
-            import sqlite3
-
-            from . import database
-
-            if self._connection is None:
-                self._connection = database.connect(self.home)
-            try:
-                yield self._connection
-            except sqlite3.Error as error:
-                failure: StateError = database.translate(self.home, error)
-                raise failure from error
-
-    def _after_fork(self) -> None:
-        """SQLite must neither use nor close a connection that came through a fork: leave it open for good.
-
-        The lock is new too: a thread that does not exist here may have held the old one.
-        """
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            import ctypes
-
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
-        self._connection_lock = threading.Lock()
-        self._pid = os.getpid()
-
-
-#: SQLite remembers per process which locks it holds on a file. A child forked in the middle of a transaction would
-#: believe for ever that its own process holds the write lock. So a fork waits for the calls that are under way.
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_held_for_fork: list[threading.Lock] = []
-_FORK_PATIENCE = 10.0
-
-
-def _before_fork() -> None:
-    for store in list(_stores):
-        lock = store._connection_lock
-        if lock.acquire(timeout=_FORK_PATIENCE):
-            _held_for_fork.append(lock)
-
-
-def _after_fork() -> None:
-    while _held_for_fork:
-        _held_for_fork.pop().release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _name_taken(wanted: str, sandbox_id: str, name: str, state: str, holder: str) -> SandboxExists:
     what = f"there already is a sandbox named {name!r} ({sandbox_id}, {state})"
     if name != wanted:
         what += f", and {wanted!r} differs only in case"
+    if state == "paused":
+        return SandboxExists(what, hint=f"open it by its name to go on with it, or `sloplet rm {name}` first")
     if state == "dead":
         return SandboxExists(what, hint=f"`sloplet rm {name}` removes it and frees the name")
     if holder == "embedded":
@@ -266,21 +276,27 @@ def _name_taken(wanted: str, sandbox_id: str, name: str, state: str, holder: str
     return SandboxExists(what, hint=f"open it by its name, or `sloplet rm {name}` first")
 
 
-def _raw(text: str) -> bytes:
-    """Text for a CAST(? AS TEXT): paths need not be UTF-8. The connection's text_factory is the way back."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace")
+def _now(now: float | None) -> float:
+    return time.time() if now is None else now
+
+
+def _gone(sandbox_id: str) -> SandboxNotFound:
+    return SandboxNotFound(f"there is no sandbox {sandbox_id!r}: it was removed", hint="see `sloplet ls`")
+
+
+def _not_in_state(db: sqlite3.Connection, sandbox_id: str, wanted: str) -> SandboxError:
+    row = db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
+    return _gone(sandbox_id) if row is None else SandboxError(f"the sandbox {sandbox_id} is {row[0]}, not {wanted}")
 
 
 def _record(row: tuple[Any, ...]) -> Record:
     """A row as a value. One whose spec cannot be read is shown dead with the reason: it must not hide the others."""
-    sandbox_id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec_text, reason, owner = row
+    sandbox_id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec_text, reason, *more = row
+    *live, owner, claimed_from = more
     try:
         spec = SandboxSpec.from_dict(json.loads(spec_text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         spec, state = SandboxSpec(name=name), "dead"
         reason = f"its record is damaged ({type(error).__name__}: {error}); `sloplet rm {sandbox_id}` removes it"
-    info = SandboxInfo(sandbox_id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, reason)
-    return Record(info, owner)
+    known = (sandbox_id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, reason)
+    return Record(SandboxInfo(*known, *live), owner, claimed_from)
