@@ -132,6 +132,13 @@ static int keep_for_agent(void) {
     return (int)syscall(NR_close_range, FD_PLAN + count, ~0u, 0);
 }
 
+/* Of all descriptors beyond the wire a minder keeps its control socket. */
+static int mind(void) {
+    if (dup3(FD_CONTROL, FD_PLAN, O_CLOEXEC) < 0) return END_AGENT_FAILED;
+    if (syscall(NR_close_range, FD_PLAN + 1, ~0u, 0) < 0) return END_AGENT_FAILED;
+    return minder_main(FD_PLAN);
+}
+
 static int sandbox(void) {
     struct plan *plan = &launch.plan;
     fail_fd = launch.sync;
@@ -164,6 +171,7 @@ static int sandbox(void) {
     }
     report_ready();
     munmap((void *)(uintptr_t)plan->base, plan->size);
+    if (plan->flags & PLAN_MINDER) return mind();
     if (!(plan->flags & PLAN_NAMESPACES)) agent_fence = fence_command;
     if (keep_for_agent() < 0) return END_AGENT_FAILED;
     return agent_main(FD_WIRE_IN, FD_WIRE_OUT);
@@ -234,9 +242,9 @@ int launch_main(int argc, char **argv) {
     setsid(); /* fails where the spawner has done it */
     prctl(PR_SET_NAME, "sloplet-super", 0, 0, 0); /* run from a descriptor, our name would be its number */
     umask(022);
-    syscall(NR_close_range, FD_FIRST_FREE, ~0u, 0);
     plan_load(plan, FD_PLAN);
     close(FD_PLAN);
+    syscall(NR_close_range, plan->flags & PLAN_MINDER ? FD_FIRST_FREE : FD_CONTROL, ~0u, 0);
     for (int i = 0; i < MAX_SLOTS; i++) launch.slot[i] = -1;
     launch.userns = launch.scratch = launch.root = launch.ruleset = launch.fence = launch.shutdown = launch.pidfd = -1;
     int holder = open_holder(plan);
@@ -252,6 +260,7 @@ int launch_main(int argc, char **argv) {
         return sandbox();
     }
     close(pair[1]);
+    if (plan->flags & PLAN_MINDER) close(FD_CONTROL);
     launch.sync = pair[0];
     for (int i = 0; i < plan->joins; i++) close(join_fd[i]);
     for (int i = 0; i < plan->works; i++) close(work_fd[i]);

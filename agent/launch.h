@@ -16,7 +16,12 @@
 #define MAX_RLIMITS 16
 
 /* file descriptors the spawner sets up */
-enum { FD_WIRE_IN = 0, FD_WIRE_OUT = 1, FD_STATUS = 2, FD_PLAN = 3, FD_FIRST_FREE = 4 };
+enum { FD_WIRE_IN = 0, FD_WIRE_OUT = 1, FD_STATUS = 2, FD_PLAN = 3, FD_CONTROL = 4, FD_FIRST_FREE = 5 };
+
+/* what a minder hands to a runsc verb begins here; its files lie in the jail's own root */
+enum { FD_VERB = 10 };
+#define MINDER_LOG "/run/log"
+#define MINDER_PID "/run/pid"
 
 /* how the supervisor's exit code reads (docs/launch.md) */
 enum { END_CLEAN = 0, END_START_FAILED = 1, END_AGENT_FAILED = 2, END_STOPPED = 3, END_SIGNAL = 32, END_OOM = 128 };
@@ -25,7 +30,8 @@ enum {
     PLAN_NAMESPACES = 1,    /* user, mount, pid, ipc, uts, net and cgroup namespaces; else the process rung */
     PLAN_HOST_MOUNTS = 2,   /* the caller is root: TREE and EXT4 steps run before the sandbox's own creds */
     PLAN_PROBE = 4,         /* build everything, then report success instead of serving */
-    PLAN_DENY_SETGROUPS = 8 /* one uid only: the kernel wants setgroups off before the gid map */
+    PLAN_DENY_SETGROUPS = 8, /* one uid only: the kernel wants setgroups off before the gid map */
+    PLAN_MINDER = 16         /* gVisor: the first process is a minder with a control socket, not the agent */
 };
 
 enum {
@@ -66,6 +72,7 @@ enum {
     STEP_WRITE = 79,    /* text path, bytes: write to an existing file (a sysctl), best effort */
     STEP_ALLOW = 80,    /* u64 ALLOW_* bits, u64 rights, text host path: a Landlock rule, if it is there */
     STEP_CHDIR = 81,    /* text path */
+    STEP_WRAP = 82,     /* u64 attributes, text path: the root so far goes there, within a new and empty one */
 };
 
 /* a rootfs that belongs to somebody else may not let us write there */
@@ -75,7 +82,10 @@ enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
 
 enum { ALLOW_AGENT_ONLY = 1 /* not for commands */ };
 
-enum { OVERLAY_GUARDED = 1 /* what only root may read on the host stays unreadable, for root inside too */ };
+enum {
+    OVERLAY_GUARDED = 1, /* what only root may read on the host stays unreadable, for root inside too */
+    OVERLAY_SHOWN = 2    /* nothing is written on top of it: the slot alone, guarded or not */
+};
 
 enum {
     SECCOMP_ON = 1,
@@ -162,8 +172,12 @@ void place_mount(int mount, int root, const char *path, const char *step);
 void make_overlay(struct launch *launch, struct reader args);
 void mask_path(struct launch *launch, const char *path);
 void readonly_path(struct launch *launch, const char *path);
+void wrap_root(struct launch *launch, uint64_t attributes, const char *path);
 void pivot(struct launch *launch);
 void write_file(int root, const char *path, struct text content, unsigned mode);
+
+/* gvisor.c */
+int minder_main(int control);
 
 /* restrict.c: what is given up last */
 void set_limits(const struct plan *plan);

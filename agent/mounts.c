@@ -127,12 +127,34 @@ static int guard(struct launch *launch, const char *layer, int number, const cha
     return overlay_mount(fs, path, MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_);
 }
 
+/* A layer that nothing is written upon: itself, or behind its guard. */
+static void show_layer(struct launch *launch, uint64_t bits, const char *path, int *slot) {
+    char lower[32];
+    int number = launch->overlays++, mount = *slot;
+    if (mount < 0) fail("overlay", path, ENOENT, "its layer is missing");
+    if (bits & OVERLAY_GUARDED) {
+        snprintf(lower, sizeof lower, "low/%d", number);
+        scratch_folder(launch->scratch, "low", 0755);
+        scratch_folder(launch->scratch, lower, 0755);
+        place_mount(mount, launch->scratch, lower, "overlay");
+        close(mount);
+        mount = guard(launch, lower, number, path);
+    }
+    place_mount(mount, launch->root, path, "overlay");
+    close(mount);
+    *slot = -1;
+}
+
 /* The working directory is the scratch filesystem, where the layers lie: low/N, up/N and work/N. */
 void make_overlay(struct launch *launch, struct reader args) {
     uint64_t bits = arg_u64(&args), attributes = arg_u64(&args);
     const char *path = arg_text(&args).bytes;
     int *slot = &launch->slot[arg_u64(&args) % MAX_SLOTS];
     arg_end(&args);
+    if (bits & OVERLAY_SHOWN) {
+        show_layer(launch, bits, path, slot);
+        return;
+    }
     int number = launch->overlays++, guarded = -1;
     char lower[32], upper[32], work[32];
     snprintf(lower, sizeof lower, "low/%d", number);
@@ -244,6 +266,18 @@ void write_file(int root, const char *path, struct text content, unsigned mode) 
 static int alone(int root) {
     struct stat here, above;
     return fstat(root, &here) == 0 && stat("/..", &above) == 0 && here.st_dev == above.st_dev && here.st_ino == above.st_ino;
+}
+
+void wrap_root(struct launch *launch, uint64_t attributes, const char *path) {
+    struct mount_attr_ attr = {.attr_set = attributes};
+    if (syscall(NR_mount_setattr, launch->root, "", AT_EMPTY_PATH_ | AT_RECURSIVE_, &attr, sizeof attr) < 0) fail("wrap", path, errno, "");
+    scratch_folder(launch->scratch, "shell", 0755);
+    int shell = bare_clone(launch->scratch, "shell", 0);
+    if (shell < 0) fail("wrap", path, errno, "");
+    place_mount(shell, launch->scratch, "shell", "wrap");
+    place_mount(launch->root, shell, path, "wrap");
+    close(launch->root);
+    launch->root = shell;
 }
 
 void pivot(struct launch *launch) {

@@ -50,8 +50,9 @@ static void drop_bounding_set(uint64_t keep) {
     }
 }
 
-static void drop_capabilities(uint64_t keep) {
+static void drop_capabilities(uint64_t keep, int for_programs) {
     drop_bounding_set(keep);
+    if (for_programs) return; /* what it starts as root is to have these, and no others */
     if (prctl(PR_SET_SECUREBITS, BIT_NOROOT_LOCKED | BIT_KEEP_CAPS_LOCKED | BIT_NO_AMBIENT_LOCKED, 0, 0, 0) < 0)
         fail("capabilities", "securebits", errno, "");
     struct cap_header header = {CAP_VERSION_3, 0};
@@ -69,7 +70,7 @@ void drop_privileges(const struct plan *plan) {
         if (setresgid(plan->drop_gid, plan->drop_gid, plan->drop_gid) < 0) fail("identity", "setresgid", errno, "");
         if (setresuid(plan->drop_uid, plan->drop_uid, plan->drop_uid) < 0) fail("identity", "setresuid", errno, "");
     }
-    if (plan->flags & PLAN_NAMESPACES) drop_capabilities(plan->caps);
+    if (plan->flags & PLAN_NAMESPACES) drop_capabilities(plan->caps, (plan->flags & PLAN_MINDER) != 0);
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) fail("privileges", "no_new_privs", errno, "");
     /* Nobody inside may look into the agent or its shims: /proc/1/exe is the host's file. */
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0) fail("privileges", "dumpable", errno, "");

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -48,7 +49,8 @@
 
 static void close_from(unsigned first)
 {
-    if (syscall(SYS_close_range, first, ~0u, 0) == 0)
+    /* not ~0u: gVisor refuses a last one that is no descriptor */
+    if (syscall(SYS_close_range, first, INT_MAX, 0) == 0)
         return;
     for (int fd = (int)first; fd < 4096; fd++)
         close(fd);

@@ -109,6 +109,11 @@ static void run(struct launch *launch, struct step *step) {
     }
     case STEP_MASK: mask_path(launch, arg_text(args).bytes); break;
     case STEP_READONLY: readonly_path(launch, arg_text(args).bytes); break;
+    case STEP_WRAP: {
+        uint64_t attributes = arg_u64(args);
+        wrap_root(launch, attributes, arg_text(args).bytes);
+        break;
+    }
     case STEP_PIVOT: pivot(launch); break;
     case STEP_LOOPBACK: loopback(); break;
     case STEP_WRITE: {

@@ -199,6 +199,8 @@ int supervise(struct launch *launch, int holder) {
     int oom = oom_kills(plan) > 0 ? END_OOM : 0;
     remove_cgroups(plan);
     if (stopped) return END_STOPPED | oom;
+    if (info.si_code == CLD_EXITED && plan->flags & PLAN_MINDER && info.si_status > 128) /* how it tells of the sandbox's end */
+        return (END_SIGNAL + (info.si_status & 63)) | oom;
     if (info.si_code == CLD_EXITED) return (info.si_status ? END_AGENT_FAILED : END_CLEAN) | oom;
     return (END_SIGNAL + (info.si_status & 63)) | oom;
 }

@@ -23,7 +23,7 @@ _SUBIDS = (
     "install newuidmap (`apt-get install uidmap`) and give this user ids: "
     "`usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
 )
-_USERNS = (
+USERNS_FIX = (
     "allow user namespaces (`sysctl user.max_user_namespaces=65536`; on Debian also "
     "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0), or run as root"
 )
@@ -89,7 +89,7 @@ class ContainerEngine:
         words = try_plan(frame(encode_steps(jail.container_plan(request, facts, self._view, decided))))
         if not words:
             return "", ""
-        return words, _USERNS if words.startswith(("namespaces", "userns", "filesystem")) else ""
+        return words, USERNS_FIX if words.startswith(("namespaces", "userns", "filesystem")) else ""
 
     def _details(self, facts: Machine) -> tuple[str, ...]:
         kinds = {
@@ -170,7 +170,7 @@ class ContainerEngine:
                 place=str(request.place),
                 holder=os.getpid(),
                 group=group,
-                template=_template(request, decided.scratch, facts),
+                template=scratch_template(request, decided.scratch, facts),
                 id_range=number,
                 weaken=self._weaken,
             )
@@ -189,7 +189,8 @@ class ContainerEngine:
         cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
 
 
-def _template(request: StartRequest, wanted: Scratch, facts: Machine) -> str:
+def scratch_template(request: StartRequest, wanted: Scratch, facts: Machine) -> str:
+    """The formatted image that an ext4 scratch starts as a copy of; "" for other kinds. Raises StartFailed."""
     if wanted.kind != "ext4":
         return ""
     assert facts.mkfs is not None

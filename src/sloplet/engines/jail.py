@@ -17,10 +17,11 @@ from .controls import Controls
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
 from .plan import FILE_IF_ALLOWED, Attr, Do, OverlayFlag, PlanFlag, Seccomp, Set, Step, TreeFlag, step
 
-_QUIET = Attr.NOSUID | Attr.NODEV
-_INERT = Attr.NOSUID | Attr.NODEV | Attr.NOEXEC
+QUIET = Attr.NOSUID | Attr.NODEV
+INERT = Attr.NOSUID | Attr.NODEV | Attr.NOEXEC
 _PLAIN = TreeFlag(0)
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_PLAIN_OVERLAY = OverlayFlag(0)
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SCOPES = 3  # Landlock: abstract sockets and signals stay inside
 AGENT_UID = 1000
@@ -138,12 +139,13 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
     return settings
 
 
-class _Mounts:
+class Mounts:
     """Collects steps. Trees first: as root they are made before the sandbox's own side runs."""
 
-    def __init__(self, machine: Machine, quiet: int) -> None:
+    def __init__(self, machine: Machine, quiet: int, shown: OverlayFlag = _PLAIN_OVERLAY) -> None:
         self.machine = machine
         self.quiet = quiet
+        self.shown = shown  # SHOWN: what is written goes elsewhere
         self.trees: list[Step] = []
         self.steps: list[Step] = []
         self._slots = 1  # 0 is the scratch
@@ -161,44 +163,46 @@ class _Mounts:
         self.steps.append(step(Do.MOUNT, self.tree(source, attributes, bits), path))
 
     def overlay(self, path: str, source: str, *, guarded: bool) -> None:
-        bits = OverlayFlag.GUARDED if guarded else OverlayFlag(0)
+        bits = OverlayFlag.GUARDED if guarded else _PLAIN_OVERLAY
+        if path:
+            bits |= self.shown
         self.steps.append(step(Do.OVERLAY, bits, self.quiet, path, self.layer(source)))
 
     def add(self, kind: Do, *args: int | str | bytes) -> None:
         self.steps.append(step(kind, *args))
 
 
-def _inside(path: str) -> str:
+def inside(path: str) -> str:
     return path.lstrip("/")
 
 
-def _host_part(mounts: _Mounts, part: host.Part, view: host.HostView) -> None:
+def _host_part(mounts: Mounts, part: host.Part, view: host.HostView) -> None:
     if isinstance(part, host.Folder):
-        mounts.add(Do.MKDIR, part.mode, _inside(part.path))
+        mounts.add(Do.MKDIR, part.mode, inside(part.path))
     elif isinstance(part, host.Link):
-        mounts.add(Do.SYMLINK, part.target, _inside(part.path))
+        mounts.add(Do.SYMLINK, part.target, inside(part.path))
     elif isinstance(part, host.File):
-        mounts.add(Do.MKDIR, 0o755, _inside(part.path).rpartition("/")[0])
-        mounts.add(Do.FILE, part.mode, _inside(part.path), part.content)
+        mounts.add(Do.MKDIR, 0o755, inside(part.path).rpartition("/")[0])
+        mounts.add(Do.FILE, part.mode, inside(part.path), part.content)
     elif isinstance(part, host.Bind):
-        mounts.bind(part.source, _inside(part.path), mounts.quiet | Attr.RDONLY, TreeFlag.OPTIONAL)
+        mounts.bind(part.source, inside(part.path), mounts.quiet | Attr.RDONLY, TreeFlag.OPTIONAL)
     else:
         _host_overlay(mounts, part.path, host.submounts(view, part.path))
 
 
-def _host_overlay(mounts: _Mounts, path: str, submounts: tuple[str, ...]) -> None:
+def _host_overlay(mounts: Mounts, path: str, submounts: tuple[str, ...]) -> None:
     """An overlay shows one filesystem only. Mounts below it: root adds them one by one, read-only; others may not take
     a folder apart that has locked mounts in it, and get the whole of it read-only."""
     if submounts and not mounts.machine.root:
-        mounts.bind(path, _inside(path), mounts.quiet | Attr.RDONLY, TreeFlag.RECURSIVE)
+        mounts.bind(path, inside(path), mounts.quiet | Attr.RDONLY, TreeFlag.RECURSIVE)
         return
     # With owners as they are (idmap), root inside would read what only root may read on the host: guarded.
-    mounts.overlay(_inside(path), path, guarded=mounts.machine.idmap)
+    mounts.overlay(inside(path), path, guarded=mounts.machine.idmap)
     for point in submounts:
-        mounts.bind(point, _inside(point), mounts.quiet | Attr.RDONLY, TreeFlag.OPTIONAL)
+        mounts.bind(point, inside(point), mounts.quiet | Attr.RDONLY, TreeFlag.OPTIONAL)
 
 
-def _image(mounts: _Mounts, image: ResolvedImage, view: host.HostView) -> None:
+def image_steps(mounts: Mounts, image: ResolvedImage, view: host.HostView) -> None:
     if image.kind == "host":
         mounts.add(Do.ROOT)
         made: set[Step] = set()
@@ -215,8 +219,8 @@ def _image(mounts: _Mounts, image: ResolvedImage, view: host.HostView) -> None:
         mounts.add(Do.MKDIR, bits, folder)
 
 
-def _proc(mounts: _Mounts, machine: Machine, weaken: AbstractSet[str]) -> None:
-    mounts.add(Do.FS, _INERT, "proc", "", "proc")
+def _proc(mounts: Mounts, machine: Machine, weaken: AbstractSet[str]) -> None:
+    mounts.add(Do.FS, INERT, "proc", "", "proc")
     mounts.add(Do.LOOPBACK)
     # before /proc/sys turns read-only: servers inside may listen on ports below 1024 without being root
     mounts.add(Do.WRITE, "proc/sys/net/ipv4/ip_unprivileged_port_start", b"0")
@@ -228,14 +232,14 @@ def _proc(mounts: _Mounts, machine: Machine, weaken: AbstractSet[str]) -> None:
         mounts.add(Do.READONLY, "proc/" + name)
 
 
-def _dev(mounts: _Mounts, machine: Machine, controls: Controls) -> None:
+def _dev(mounts: Mounts, machine: Machine, controls: Controls) -> None:
     mounts.add(Do.FS, Attr.NOSUID | Attr.NOEXEC, "tmpfs", "mode=755,size=64k,nr_inodes=64", "dev")
-    for name in _DEVICES:
+    for name in DEVICES:
         mounts.bind("/dev/" + name, "dev/" + name, Attr.NOSUID | Attr.NOEXEC)
     terminals = "ptmxmode=0666,mode=0620" + (",gid=5" if mode(machine) != "single" else "")
     mounts.add(Do.FS, Attr.NOSUID | Attr.NOEXEC, "devpts", terminals, "dev/pts")
     shared = controls.limits.memory // 4 if machine.cgroup.enforces("memory") else 64 * 2**20
-    mounts.add(Do.FS, _QUIET, "tmpfs", f"mode=1777,size={shared},nr_inodes=16384", "dev/shm")
+    mounts.add(Do.FS, QUIET, "tmpfs", f"mode=1777,size={shared},nr_inodes=16384", "dev/shm")
     for target, link in (("pts/ptmx", "ptmx"), ("/proc/self/fd", "fd")):
         mounts.add(Do.SYMLINK, target, "dev/" + link)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -243,7 +247,7 @@ def _dev(mounts: _Mounts, machine: Machine, controls: Controls) -> None:
 
 
 def _quiet(weaken: AbstractSet[str]) -> Attr:
-    return Attr(0) if "nosuid" in weaken else _QUIET
+    return Attr(0) if "nosuid" in weaken else QUIET
 
 
 def fixed_steps(
@@ -254,9 +258,9 @@ def fixed_steps(
     weaken: AbstractSet[str] = frozenset(),
 ) -> tuple[Step, ...]:
     """The long part of a plan, the same for all sandboxes of an image, a machine and a memory limit."""
-    mounts = _Mounts(machine, _quiet(weaken))
+    mounts = Mounts(machine, _quiet(weaken))
     mounts.add(Do.STAGE, 0)
-    _image(mounts, image, view)
+    image_steps(mounts, image, view)
     _proc(mounts, machine, weaken)
     _dev(mounts, machine, controls)
     return (*mounts.trees, *mounts.steps)
@@ -264,19 +268,21 @@ def fixed_steps(
 
 def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> tuple[Step, ...]:
     """Settings and the scratch filesystem."""
+    return (*_settings(request, machine, controls), scratch_step(request, controls))
+
+
+def scratch_step(request: JailRequest, controls: Controls) -> Step:
     scratch, attributes = controls.scratch, _quiet(request.weaken) | Attr.NOATIME
     if scratch.kind == "ext4":
-        first = step(Do.EXT4, 0, attributes, request.template, request.place)
-    else:
-        first = step(Do.TMPFS, 0, attributes, f"mode=755,size={scratch.size},nr_inodes={scratch.inodes}")
-    return (*_settings(request, machine, controls), first)
+        return step(Do.EXT4, 0, attributes, request.template, request.place)
+    return step(Do.TMPFS, 0, attributes, f"mode=755,size={scratch.size},nr_inodes={scratch.inodes}")
 
 
 def last_steps(request: JailRequest) -> tuple[Step, ...]:
     """The sandbox's own name, and the pivot."""
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(hostname(request.spec, request.id))
-    return (*(step(Do.FILE, file.mode | allowed, _inside(file.path), file.content) for file in files), step(Do.PIVOT))
+    return (*(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files), step(Do.PIVOT))
 
 
 def container_plan(request: JailRequest, machine: Machine, view: host.HostView, controls: Controls) -> tuple[Step, ...]:

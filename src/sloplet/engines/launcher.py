@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import StartFailed
 from . import cgroups
@@ -17,6 +18,7 @@ from .base import Exit, Guarantee, HelloConfig, HostStats, cannot_save
 from .plan import End
 
 _PLAN_FD = 3
+_CONTROL_FD = 4
 _STATUS_LIMIT = 16384
 _CLEANUP_SECONDS = 2.0
 _STUCK = 0.05
@@ -39,15 +41,15 @@ def _plan_file(plan: bytes) -> int:
     return fd
 
 
-def _spawn(plan: bytes) -> _Spawned:
-    """Start the launcher: wire on 0 and 1, its words on 2, the plan on 3. A session of its own, so that Ctrl-C in the
-    user's terminal does not reach the sandbox. Raises OSError."""
+def _spawn(plan: bytes, control: int = -1) -> _Spawned:
+    """Start the launcher: wire on 0 and 1, its words on 2, the plan on 3, a minder's control socket on 4. A session of
+    its own, so that Ctrl-C in the user's terminal does not reach the sandbox. Raises OSError."""
     program = agent_program()
     opened: list[int] = []
 
     def keep(fd: int) -> int:
         # Above the numbers that they become: no dup2 may overwrite one that is still to be moved.
-        if fd <= _PLAN_FD:
+        if fd <= _CONTROL_FD:
             low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
             os.close(low)
         opened.append(fd)
@@ -58,7 +60,9 @@ def _spawn(plan: bytes) -> _Spawned:
         wire_in, write_fd = map(keep, os.pipe())
         read_fd, wire_out = map(keep, os.pipe())
         status_fd, status_out = map(keep, os.pipe())
-        moves = ((wire_in, 0), (wire_out, 1), (status_out, 2), (plan_fd, _PLAN_FD))
+        moves = [(wire_in, 0), (wire_out, 1), (status_out, 2), (plan_fd, _PLAN_FD)]
+        if control >= 0:
+            moves.append((keep(os.dup(control)), _CONTROL_FD))
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in moves]
         pid = os.posix_spawn(program, ["sloplet-agent", "launch"], {}, file_actions=actions, setsid=True)
         try:
@@ -89,7 +93,8 @@ def _split(line: str) -> StartFailed:
     return StartFailed(f"the sandbox did not start: {text}" if text else "the launcher ended without a word")
 
 
-async def _readable(fd: int) -> None:
+async def readable(fd: int) -> None:
+    """Return once ``fd`` has something to read, or its end."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
 
@@ -107,7 +112,7 @@ async def _readable(fd: int) -> None:
 async def _readable_within(fd: int, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            await _readable(fd)
+            await readable(fd)
     except TimeoutError:
         return False
     return True
@@ -117,7 +122,7 @@ async def _first_word(fd: int) -> str:
     """What the launcher says until its "ok" line or its end."""
     said = b""
     while len(said) < _STATUS_LIMIT:
-        await _readable(fd)
+        await readable(fd)
         data = os.read(fd, 4096)
         if not data:
             break
@@ -261,6 +266,9 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
+_J = TypeVar("_J", bound=Jailed)
+
+
 async def launch(
     plan: bytes,
     hello: HelloConfig,
@@ -269,9 +277,13 @@ async def launch(
     group: cgroups.GroupPlan,
     released: Callable[[], None] = lambda: None,
     cleaned: Callable[[], None] = lambda: None,
-) -> Jailed:
+    *,
+    control: int = -1,
+    kind: type[_J] = Jailed,  # type: ignore[assignment]
+) -> _J:
     """Make the cgroups, start the launcher and wait until the agent serves. ``released`` is called when it has ended,
-    ``cleaned`` by ``cleanup``; both when it fails, which leaves nothing behind."""
+    ``cleaned`` by ``cleanup``; both when it fails, which leaves nothing behind. ``control``: the minder's end of its
+    socket, the caller's to close."""
 
     def give_back() -> None:
         cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
@@ -285,14 +297,14 @@ async def launch(
         cleaned()
         raise StartFailed(f"the sandbox's cgroup cannot be made: {error}") from error
     try:
-        spawned = _spawn(plan)
+        spawned = _spawn(plan, control)
     except OSError as error:  # perhaps after it had begun: then it takes a moment to be gone
         give_back()
         raise StartFailed(
             f"the launcher cannot be started: {error}", hint="are too many files or processes open?"
         ) from error
     try:
-        instance = Jailed(spawned, hello, guarantees, group, released, cleaned)
+        instance = kind(spawned, hello, guarantees, group, released, cleaned)
     except OSError as error:  # the loop cannot watch it
         _abandon(spawned)
         give_back()
@@ -309,12 +321,16 @@ async def launch(
     return instance
 
 
-def try_plan(plan: bytes) -> str:
+def try_plan(plan: bytes, *, control: bool = False) -> str:
     """Run a plan with the PROBE flag. Empty if it works, else the launcher's words. Milliseconds, synchronous."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if control else -1
     try:
-        spawned = _spawn(plan)
+        spawned = _spawn(plan, nothing)
     except OSError as error:
         return f"the launcher cannot be started: {error}"
+    finally:
+        if control:
+            os.close(nothing)
     try:
         said = b""
         while data := os.read(spawned.status_fd, 4096):

@@ -53,6 +53,7 @@ class Do(IntEnum):
     WRITE = 79
     ALLOW = 80
     CHDIR = 81
+    WRAP = 82
 
 
 class PlanFlag(IntFlag):
@@ -60,6 +61,7 @@ class PlanFlag(IntFlag):
     HOST_MOUNTS = 2
     PROBE = 4
     DENY_SETGROUPS = 8
+    MINDER = 16
 
 
 class TreeFlag(IntFlag):
@@ -74,6 +76,7 @@ class AllowFlag(IntFlag):
 
 class OverlayFlag(IntFlag):
     GUARDED = 1
+    SHOWN = 2
 
 
 class Seccomp(IntFlag):

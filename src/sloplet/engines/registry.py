@@ -11,12 +11,13 @@ from ..spec import RUNGS, SandboxSpec
 from .base import Engine
 
 _ENGINES = {
+    "gvisor": "sloplet.engines.gvisor:GvisorEngine",
     "container": "sloplet.engines.container:ContainerEngine",
     "process": "sloplet.engines.process:ProcessEngine",
     "fake": "sloplet.engines.fake:FakeEngine",
 }
 #: What ``engine="auto"`` tries, strongest first. The fake isolates nothing real and is never chosen.
-_AUTO = ("container", "process")
+_AUTO = ("gvisor", "container", "process")
 
 _loaded: dict[str, Engine] = {}
 

@@ -1,0 +1,121 @@
+"""Holding a gVisor sandbox: an ``Instance`` whose first process is a minder (agent/gvisor.c), which runs runsc's verbs
+in the sandbox's jail on our word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ..errors import SaveFailed, StartFailed
+from . import verbs
+from .base import Exit
+from .launcher import Jailed, readable
+
+_ANSWER = 8192
+_WORDS_SHOWN = 600
+
+
+class Verbs:
+    """The control socket: one verb at a time, each answered by its wait status and runsc's last words."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        end.setblocking(False)
+        self._turn = asyncio.Lock()
+
+    async def ask(self, words: Sequence[str], fds: Sequence[int] = (), *, starts: bool = False) -> str:
+        """Run a verb to its end. "" if it worked, else why not, in a sentence. Raises EOFError when there is no
+        minder any more."""
+        async with self._turn:
+            try:
+                message = struct.pack("<I", starts) + b"".join(word.encode() + b"\0" for word in words)
+                socket.send_fds(self._end, [message], list(fds))
+                await readable(self._end.fileno())
+                answer = self._end.recv(_ANSWER)
+            except OSError as error:
+                raise EOFError(str(error)) from error
+        if len(answer) < 4:
+            raise EOFError("the sandbox has ended")
+        (status,) = struct.unpack_from("<i", answer)
+        return describe(status, answer[4:].decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def describe(status: int, words: str) -> str:
+    """A verb's wait status (or the minder's negative errno) and what runsc wrote, as a sentence; "" for success."""
+    if status == 0:
+        return ""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    said = " ".join(lines)[-_WORDS_SHOWN:]
+    if status < 0:
+        return f"runsc was not run: {os.strerror(-status)}"
+    if os.WIFSIGNALED(status):
+        return f"runsc was killed by signal {os.WTERMSIG(status)}{': ' + said if said else ''}"
+    return said or f"runsc failed without a word (exit code {os.waitstatus_to_exitcode(status)})"
+
+
+class Minded(Jailed):
+    """A gVisor sandbox. ``attach`` is called once, right after the launch."""
+
+    _verbs: Verbs
+    _outside: int | None = None
+
+    def attach(self, verbs: Verbs, outside: int | None) -> None:
+        """``outside``: the host's id of root inside, where that is not the caller's own."""
+        self._verbs = verbs
+        self._outside = outside
+        self._end.add_done_callback(lambda _: verbs.close())
+
+    async def bring_up(self, restore: int | None) -> None:
+        """Start the sandbox's own kernel and in it the agent, or what was saved. Raises StartFailed."""
+        try:
+            if restore is None:
+                wrong = await self._verbs.ask(verbs.run_words(), starts=True)
+            else:
+                wrong = await self._verbs.ask(verbs.restore_words(), [restore], starts=True)
+        except EOFError:
+            ended = await self.wait()
+            raise StartFailed(f"the sandbox did not start: {ended.reason}") from None
+        if wrong:
+            raise StartFailed(f"gVisor did not {'start' if restore is None else 'restore'} the sandbox: {wrong}")
+
+    async def save(self, folder: int, *, stop: bool) -> None:
+        # To its end, whatever becomes of the caller: half a checkpoint is no state to leave anybody in.
+        await asyncio.shield(asyncio.ensure_future(self._save(os.dup(folder), stop)))
+
+    async def _save(self, folder: int, stop: bool) -> None:
+        try:
+            if self._outside is not None:
+                os.fchown(folder, self._outside, self._outside)
+            try:
+                wrong = await self._verbs.ask(verbs.checkpoint_words(stop=stop), [folder])
+            except EOFError:
+                wrong = "the sandbox has ended"
+            settle(folder)
+            if wrong:
+                raise SaveFailed(f"the sandbox could not be saved: {wrong}", hint="is the disk full?")
+            if stop:
+                await self._gone()
+        finally:
+            os.close(folder)
+
+    async def _gone(self) -> Exit:
+        return await self.wait()
+
+
+def settle(folder: int) -> None:
+    """Make what was saved ours again, and readable for the ids of any sandbox that is to go on from it: they come by
+    descriptor. Everybody else is kept out by the folder above, which is the caller's alone."""
+    uid, gid = os.geteuid(), os.getegid()
+    with suppress(OSError):
+        os.fchown(folder, uid, gid)
+        os.fchmod(folder, 0o755)
+        for name in os.listdir(folder):
+            os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+            os.chmod(name, 0o644, dir_fd=folder)

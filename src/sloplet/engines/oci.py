@@ -1,0 +1,50 @@
+"""The OCI configuration of a gVisor sandbox. Pure. Nothing in it is particular to one sandbox but its limits: what is
+restored must find the shape that it was saved in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from . import verbs
+
+#: What the agent may do inside, to gVisor's kernel and nobody else's: what it may on the container rung, and SYS_ADMIN
+#: for the sandbox's name and its process limit. Commands have none.
+_CAPABILITIES = (
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
+    "CAP_SYS_ADMIN",
+)  # fmt: skip
+
+
+def config(*, open_files: int, shared_memory: int) -> dict[str, Any]:
+    """For config.json of the bundle."""
+    capabilities = {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")}
+    return {
+        "ociVersion": "1.0.0",
+        "process": {
+            "args": [verbs.AGENT, "agent"],
+            "env": [],
+            "cwd": "/",
+            "user": {"uid": 0, "gid": 0},
+            "capabilities": {**capabilities, "inheritable": [], "ambient": []},
+            "rlimits": [{"type": "RLIMIT_NOFILE", "soft": open_files, "hard": open_files}],
+            "noNewPrivileges": True,
+        },
+        "root": {"path": verbs.IMAGE, "readonly": False},
+        "hostname": "sandbox",
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            _tmpfs("/dev", "mode=755", "nosuid", "noexec"),
+            {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["nosuid", "noexec"]},
+            _tmpfs("/dev/shm", "mode=1777", f"size={shared_memory}", "nosuid", "nodev"),
+        ],
+        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
+    }
+
+
+def _tmpfs(path: str, *options: str) -> dict[str, Any]:
+    return {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": list(options)}
+
+
+def encode(configuration: dict[str, Any]) -> bytes:
+    return json.dumps(configuration, separators=(",", ":")).encode()

@@ -1,0 +1,109 @@
+"""From a spec, an image and machine facts to a launcher plan for the gVisor rung. Pure.
+
+Two roots in one another: the sandbox's image, put together as on the container rung but read-only (gVisor keeps what
+is written on top of it), lies within a *shell*, which holds what runsc needs: itself, /proc, a few devices, a folder
+for its state and one for what the sandbox writes. The shell is all that runsc's processes see of the host.
+"""
+
+from __future__ import annotations
+
+from ..images import host
+from . import jail, oci, verbs
+from .base import HelloConfig, ResolvedImage
+from .controls import Controls
+from .jail import JailRequest, Mounts, inside
+from .machine import Machine
+from .plan import FILE_IF_ALLOWED, Attr, Do, OverlayFlag, PlanFlag, Set, Step, TreeFlag, step
+
+_SHELL_FOLDERS = ("bundle", "filestore", "proc", "run/runsc", "tmp")
+_ALL_CAPS = (1 << 41) - 1
+
+
+def id_maps(machine: Machine, id_range: int) -> list[Step]:
+    """As on the container rung, but runsc wants to be root of its namespace: of one id, too."""
+    if jail.mode(machine) != "single":
+        return jail.id_maps(machine, id_range)
+    return [
+        step(Set.UID_MAP, f"0 {machine.uid} 1\n"),
+        step(Set.GID_MAP, f"0 {machine.gid} 1\n"),
+        step(Set.IDENTITY, 0, 0),
+    ]
+
+
+def _settings(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
+    flags = PlanFlag.NAMESPACES | PlanFlag.MINDER
+    if machine.root:
+        flags |= PlanFlag.HOST_MOUNTS
+    if jail.mode(machine) == "single":
+        flags |= PlanFlag.DENY_SETGROUPS
+    if request.probe:
+        flags |= PlanFlag.PROBE
+    return [
+        step(Set.FLAGS, flags),
+        *id_maps(machine, request.id_range),
+        step(Set.HOSTNAME, "sandbox"),
+        *jail.common_settings(request, controls),
+        step(Set.CAPS, _ALL_CAPS),
+    ]
+
+
+def fixed_steps(image: ResolvedImage, machine: Machine, view: host.HostView, program: str, agent: bytes) -> list[Step]:
+    """The long part, the same for all sandboxes of an image: the image, the agent in it, the shell around it."""
+    mounts = Mounts(machine, jail.QUIET, OverlayFlag.SHOWN)
+    mounts.add(Do.STAGE, 0)
+    jail.image_steps(mounts, image, view)
+    folder = inside(verbs.AGENT).rpartition("/")[0]
+    mounts.add(Do.MKDIR, 0o755, folder)
+    mounts.add(Do.FILE, 0o555, inside(verbs.AGENT), agent)
+    return [*mounts.trees, step(Do.TREE, *_last_slots(mounts, program)), *mounts.steps]
+
+
+def _last_slots(mounts: Mounts, program: str) -> tuple[int, int, int, str]:
+    return (_PROGRAM_SLOT, int(TreeFlag(0)), int(jail.QUIET | Attr.RDONLY), program)
+
+
+_PROGRAM_SLOT = 60
+_DEVICE_SLOTS = 50
+
+
+def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
+    """The sandbox's own name, the shell, and the pivot."""
+    allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
+    files = host.naming_files(jail.hostname(request.spec, request.id))
+    shared = controls.limits.memory // 4
+    config = oci.encode(oci.config(open_files=controls.limits.open_files, shared_memory=shared))
+    devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
+    return [
+        *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
+        step(Do.WRAP, Attr.RDONLY | jail.QUIET, inside(verbs.IMAGE)),
+        *(step(Do.MKDIR, 0o755, folder) for folder in _SHELL_FOLDERS),
+        step(Do.FS, jail.INERT, "proc", "", "proc"),
+        step(Do.FS, Attr.NOSUID | Attr.NOEXEC, "tmpfs", "mode=755,size=64k,nr_inodes=64", "dev"),
+        *devices,
+        step(Do.MOUNT, _PROGRAM_SLOT, inside(verbs.PROGRAM)),
+        step(Do.FILE, 0o644, inside(verbs.BUNDLE) + "/config.json", config),
+        step(Do.PIVOT),
+    ]
+
+
+def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
+    """Settings, the scratch filesystem and the devices of the shell."""
+    devices = [
+        step(Do.TREE, _DEVICE_SLOTS + i, int(TreeFlag(0)), Attr.NOSUID | Attr.NOEXEC, "/dev/" + name)
+        for i, name in enumerate(jail.DEVICES)
+    ]
+    return [*_settings(request, machine, controls), jail.scratch_step(request, controls), *devices]
+
+
+def hello(request: JailRequest, machine: Machine, view: host.HostView, memory: int) -> HelloConfig:
+    """What the agent is told. There are several users even where the host gives one id: they are gVisor's."""
+    told = jail.hello(request, machine, view)
+    return HelloConfig(
+        user=told.user,
+        workdir=told.workdir,
+        home=None,
+        env=told.env,
+        no_users=False,
+        hostname=jail.hostname(request.spec, request.id),
+        memory=memory,
+    )

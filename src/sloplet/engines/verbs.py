@@ -1,0 +1,45 @@
+"""How runsc is called in a sandbox's jail. Pure."""
+
+from __future__ import annotations
+
+PLATFORM = "systrap"
+#: Inside the jail: runsc itself, the image, what is written, runsc's own state. agent/launch.h has the last two.
+PROGRAM, IMAGE, BUNDLE, FILESTORE, STATE, LOG, PID = (
+    "/runsc", "/image", "/bundle", "/filestore", "/run/runsc", "/run/log", "/run/pid",
+)  # fmt: skip
+#: Where our agent lies in the sandbox's own root.
+AGENT = "/.sloplet/agent"
+CONTAINER = "sandbox"
+_FIRST_FD = 10
+
+
+def _common() -> list[str]:
+    return [
+        PROGRAM, f"--root={STATE}", f"--log={LOG}", "--log-format=text", "--network=none", "--ignore-cgroups",
+        f"--platform={PLATFORM}", f"--overlay2=root:dir={FILESTORE}",
+    ]  # fmt: skip
+
+
+def _environment() -> list[str]:
+    return ["PATH=/", "TMPDIR=/tmp"]
+
+
+def run_words() -> list[str]:
+    return [*_environment(), *_common(), "run", "--detach", f"--pid-file={PID}", f"--bundle={BUNDLE}", CONTAINER]
+
+
+def restore_words() -> list[str]:
+    """The saved folder is the first descriptor of the message."""
+    return [
+        *_environment(), *_common(), "restore", "--detach", f"--pid-file={PID}", f"--bundle={BUNDLE}",
+        f"--image-path=/proc/self/fd/{_FIRST_FD}", CONTAINER,
+    ]  # fmt: skip
+
+
+def checkpoint_words(*, stop: bool) -> list[str]:
+    """The folder to save to is the first descriptor of the message."""
+    going_on = [] if stop else ["--leave-running"]
+    return [
+        *_environment(), *_common(), "checkpoint", "--compression=none", *going_on,
+        f"--image-path=/proc/self/fd/{_FIRST_FD}", CONTAINER,
+    ]  # fmt: skip
