@@ -135,13 +135,14 @@ class Store(SnapshotRows):
 
     # Sleeping and going on
 
-    def mark_paused(self, sandbox_id: str, saved: str, saved_at: float) -> None:
-        """A running one was saved as ``saved`` and has ended; nobody holds it. Survives a power loss."""
+    def mark_paused(self, sandbox_id: str, saved: str, saved_at: float, *, expires_at: float | None = None) -> None:
+        """A running one was saved as ``saved`` and has ended; nobody holds it. Survives a power loss. ``expires_at``:
+        when its time is up, put right by its holder's clock, which did not jump."""
         with self._write(durable=True) as db:
             changed = db.execute(
-                "UPDATE sandboxes SET state = 'paused', owner = '', reason = '', saved = ?, saved_at = ? "
-                "WHERE id = ? AND state = 'running'",
-                (saved, saved_at, sandbox_id),
+                "UPDATE sandboxes SET state = 'paused', owner = '', reason = '', saved = ?, saved_at = ?, "
+                "expires_at = coalesce(?, expires_at) WHERE id = ? AND state = 'running'",
+                (saved, saved_at, expires_at, sandbox_id),
             ).rowcount
             if not changed:
                 raise _not_in_state(db, sandbox_id, "running")
