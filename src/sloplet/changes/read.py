@@ -1,0 +1,140 @@
+"""The records of CHANGES as entries. Whatever the sandbox says is checked here, once."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..controller import Stream
+from ..errors import FileError, ProtocolError
+from ..wire.fields import Fields, RecordDecoder
+from ..wire.schema import ChangeFlag, FileType, ListingFlag, Tag
+
+MAX_ENTRIES = 1_000_000
+MAX_TEXT = 128 * 2**20  # of names and link texts, all together
+_MAX_SIZE = 2**62
+_TYPES = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink", FileType.OTHER: "other"}
+REMOVED = "removed"
+
+
+class Entry(NamedTuple):
+    """What the sandbox says of one path."""
+
+    type: str  #: file, dir, symlink, other, removed
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    size: int = 0
+    target: str = ""  #: of a symlink
+    opaque: bool = False  #: a folder that hides the image's of that name
+    link: str | None = None  #: the path of another entry that is the same file (a hard link)
+
+
+@dataclass
+class Listing:
+    """All that one CHANGES told. Paths are absolute; names are text with surrogates for bytes that are not UTF-8."""
+
+    complete: bool  #: only changes are listed, removed ones too; otherwise folders are listed, with ``names``
+    entries: dict[str, Entry] = field(default_factory=dict)
+    names: dict[str, set[str]] = field(default_factory=dict)  #: of each folder, where not complete
+
+
+class Collector:
+    """Takes records one by one; FileError when there are more than can be compared."""
+
+    def __init__(self, complete: bool) -> None:
+        self.listing = Listing(complete)
+        self._count = self._text = 0
+
+    def add(self, record: Fields) -> str:
+        """Note a record, return its path. Of two for one path the last counts: a folder that is written to while it
+        is read may tell a name twice."""
+        path = path_of(record)
+        entry = _entry(record)
+        if path == "/" and entry.type != "dir":
+            raise ProtocolError("the sandbox says that its root is no folder")
+        self._count_one(len(path) + len(entry.target))
+        self.listing.entries[path] = entry
+        if not self.listing.complete and entry.type == "dir":
+            names = self.listing.names.setdefault(path, set())
+            for raw in record.all(Tag.ENTRY):
+                name = _name(raw)
+                self._count_one(len(name))
+                names.add(name)
+        return path
+
+    def _count_one(self, text: int) -> None:
+        self._count += 1
+        self._text += text
+        if self._count > MAX_ENTRIES or self._text > MAX_TEXT:
+            raise FileError(
+                "the sandbox has changed more files than can be compared", errno=errno.E2BIG,
+                hint=f"{MAX_ENTRIES:,} at most: remove what is not needed inside, or download() what is",
+            )  # fmt: skip
+
+
+async def read_listing(stream: Stream) -> Listing:
+    """Everything that a CHANGES stream tells. Raises the operation's own error, ProtocolError, FileError."""
+    from ..files import records
+
+    flags = (await stream.started()).integer(Tag.FLAGS, 0)
+    collector = Collector(bool(flags & ListingFlag.COMPLETE))
+    async for record in records(stream):
+        collector.add(record)
+    return collector.listing
+
+
+def decode_listing(data: Iterable[bytes], complete: bool) -> Listing:
+    """The same out of bytes."""
+    decoder, collector = RecordDecoder(), Collector(complete)
+    for piece in data:
+        for record in decoder.feed(piece):
+            collector.add(record)
+    decoder.finish()
+    return collector.listing
+
+
+def path_of(record: Fields) -> str:
+    return _path(record.raw(Tag.NAME))
+
+
+def _path(raw: bytes) -> str:
+    """An absolute path out of a NAME: relative to the root, without ``.``, ``..`` and empty parts."""
+    if raw in (b"", b"."):
+        return "/"
+    return "/" + "/".join(_name(part) for part in raw.split(b"/"))
+
+
+def _name(raw: bytes) -> str:
+    if raw in (b"", b".", b"..") or b"\0" in raw or b"/" in raw or len(raw) > 255:
+        raise ProtocolError(f"the sandbox names a file {raw[:200]!r}, which is not a name")
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _entry(record: Fields) -> Entry:
+    number = record.integer(Tag.TYPE)
+    if number == FileType.REMOVED:
+        return Entry(REMOVED)
+    if number not in _TYPES.keys():  # noqa: SIM118 - an int is looked up among the enum's members
+        raise ProtocolError(f"the sandbox tells of a file of the unknown type {number}")
+    kind = _TYPES[FileType(number)]
+    size = record.integer(Tag.SIZE, 0)
+    if not 0 <= size <= _MAX_SIZE:
+        raise ProtocolError(f"the sandbox tells of a file of {size} bytes")
+    flags = record.integer(Tag.FLAGS, 0)
+    target = record.raw(Tag.LINK, b"")
+    link = None
+    if flags & ChangeFlag.HARD_LINK and kind == "file":
+        link = _path(record.raw(Tag.PATH2).removeprefix(b"/"))
+    return Entry(
+        type=kind,
+        mode=record.integer(Tag.MODE, 0) & 0o7777,
+        uid=record.integer(Tag.UID, 0),
+        gid=record.integer(Tag.GID, 0),
+        size=size if kind == "file" else 0,
+        target=target.decode("utf-8", "surrogateescape") if kind == "symlink" else "",
+        opaque=bool(flags & ChangeFlag.OPAQUE),
+        link=link,
+    )
