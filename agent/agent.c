@@ -151,6 +151,11 @@ void op_shutdown(struct stream *s, const struct fields *f)
     }
 }
 
+bool shutdown_begun(void)
+{
+    return shutting_down;
+}
+
 static int64_t shutdown_timer(int64_t now)
 {
     if (!shutting_down)
@@ -193,12 +198,18 @@ static void run(void)
     int64_t next = 0;
 
     for (;;) {
-        int events = loop_wait(next);
+        int events = wire_held() ? wire_wait() : loop_wait(next);
         int64_t now = now_ns();
         bool busy;
 
         if (events < 0)
             wire_abort(1, "the event loop failed");
+        if (wire_held()) { /* frozen: whatever else happens waits for the thaw */
+            if (!wire_turn())
+                return;
+            dirty = true;
+            continue;
+        }
         if (reap_more)
             reap_more = proc_reap();
         next = earlier(earlier(proc_timers(now), memory_timer(now)), earlier(watch_timers(now), shutdown_timer(now)));

@@ -18,8 +18,8 @@
      TAG_BIT(TAG_UID) | TAG_BIT(TAG_GID) | TAG_BIT(TAG_MTIME_NS) | TAG_BIT(TAG_MASK) |             \
      TAG_BIT(TAG_MEMORY) | TAG_BIT(TAG_PIDS) | TAG_BIT(TAG_DISK_USED) |                            \
      TAG_BIT(TAG_DISK_TOTAL) | TAG_BIT(TAG_UPTIME_MS))
-#define REPEATABLE (TAG_BIT(TAG_ARGV) | TAG_BIT(TAG_ENV))
-#define BINARY TAG_BIT(TAG_ENTROPY)
+#define REPEATABLE (TAG_BIT(TAG_ARGV) | TAG_BIT(TAG_ENV) | TAG_BIT(TAG_ENTRY))
+#define BINARY (TAG_BIT(TAG_ENTROPY) | TAG_BIT(TAG_BODY))
 
 #define FIELD_HEADER 6
 
@@ -43,7 +43,7 @@ static size_t field_at(const uint8_t *p, size_t n, unsigned *tag, uint32_t *len)
     return FIELD_HEADER + (size_t)*len;
 }
 
-int fields_parse(const uint8_t *p, size_t n, uint64_t allowed, struct fields *out, const char **why)
+int fields_parse(const uint8_t *p, size_t n, tag_set allowed, struct fields *out, const char **why)
 {
     out->have = 0;
     out->raw = p;

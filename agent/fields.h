@@ -8,11 +8,12 @@
 
 #include "proto.h"
 
-#define TAG_LIMIT 64 /* every tag is smaller: a set of tags is one u64 */
-#define TAG_BIT(tag) (UINT64_C(1) << (tag))
+#define TAG_LIMIT 128 /* every tag is smaller: a set of tags is one word */
+typedef unsigned __int128 tag_set;
+#define TAG_BIT(tag) ((tag_set)1 << (tag))
 
 struct fields {
-    uint64_t have;
+    tag_set have;
     const uint8_t *raw;
     size_t raw_len;
     int64_t num[TAG_LIMIT]; /* integers, and for repeatable tags their count */
@@ -23,7 +24,7 @@ struct fields {
 };
 
 /* Decodes p[0..n): 0, or EPROTO with *why. Every field must be in `allowed`; text may hold no NUL. */
-int fields_parse(const uint8_t *p, size_t n, uint64_t allowed, struct fields *out, const char **why);
+int fields_parse(const uint8_t *p, size_t n, tag_set allowed, struct fields *out, const char **why);
 
 static inline bool fields_have(const struct fields *f, int tag)
 {

@@ -24,11 +24,14 @@ struct guest {
     struct user fallback; /* the default user as HELLO describes it, for when passwd lacks it */
     char **env;           /* K=V, NULL-terminated */
     int null_fd;          /* a checked /dev/null, or -1 */
+    char generation[65];  /* as HELLO said last; empty if never */
+    int64_t generations;  /* how often that changed */
     struct rlimit nofile; /* as we found it: what commands get */
 };
 
 extern struct guest guest;
 
+#define GENERATION_FILE "/run/sloplet/generation"
 #define RING_DEFAULT (256u * 1024)
 #define RING_MAX (16 * 1024 * 1024)
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -8,7 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "freeze.h"
 #include "guest.h"
+#include "identity.h"
 #include "memory.h"
 #include "path.h"
 #include "ring.h"
@@ -28,15 +30,18 @@ static bool text_of(const struct fields *f, int tag, char *out, size_t cap)
     return true;
 }
 
-static bool keep_env(const struct fields *f)
+/* ENV of HELLO, and where the generation can be read if it can. */
+static bool keep_env(const struct fields *f, bool published)
 {
     int64_t count = fields_int(f, TAG_ENV, 0), i = 0;
-    char **env = calloc((size_t)count + 1, sizeof *env);
+    char **env = calloc((size_t)count + 2, sizeof *env);
     const uint8_t *p;
     uint32_t n;
 
     if (!env)
         return false;
+    if (published && (env[0] = strdup("SLOPLET_GENERATION_FILE=" GENERATION_FILE)))
+        i = 1;
     for (size_t pos = 0; fields_next(f, TAG_ENV, &pos, &p, &n);) {
         if (!n || p[0] == '=' || !memchr(p, '=', n))
             continue; /* there is nothing below the defaults that could be unset */
@@ -152,6 +157,8 @@ static const char *take(const struct fields *f)
         return "HELLO has a flag that is not known";
     if (ring < 0 || ring > RING_MAX)
         return "HELLO asks for rings out of range";
+    if (fields_have(f, TAG_GENERATION) && !generation_valid(f->text[TAG_GENERATION].p, f->text[TAG_GENERATION].len))
+        return "HELLO has a GENERATION that is not 1 to 64 visible characters";
     if (fields_have(f, TAG_MEMORY) && fields_int(f, TAG_MEMORY, 0) <= 0)
         return "HELLO has a memory limit out of range";
     strcpy(guest.workdir, "/workspace");
@@ -164,15 +171,15 @@ static const char *take(const struct fields *f)
     guest.no_users = flags & HELLO_FLAG_NO_USERS;
     guest.ring = (size_t)ring;
     memory_limit(fields_int(f, TAG_MEMORY, 0));
-    if (hostname[0] && guest.pid1 && sethostname(hostname, strlen(hostname)) < 0)
-        hostname[0] = 0; /* not ours to set on every rung */
-    return keep_env(f) ? NULL : "there is no memory for HELLO";
+    if (hostname[0] && guest.pid1)
+        identity_hostname(hostname);
+    return keep_env(f, identity_generation(f)) ? NULL : "there is no memory for HELLO";
 }
 
 int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
 {
-    static const uint64_t known = B(VERSION) | B(USER) | B(WORKDIR) | B(HOME) | B(ENV) | B(HOSTNAME) |
-                                  B(RING) | B(FLAGS) | B(ENTROPY) | B(TAG) | B(MEMORY);
+    static const tag_set known = B(VERSION) | B(USER) | B(WORKDIR) | B(HOME) | B(ENV) | B(HOSTNAME) |
+                                  B(RING) | B(FLAGS) | B(ENTROPY) | B(TAG) | B(MEMORY) | B(GENERATION);
     uint8_t buf[256];
     struct fw w = {buf, 0, sizeof buf, false};
     struct fields f;
@@ -198,6 +205,8 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     if (!unknown)
         make_folder(u.home, &u);
     stir(&f);
+    if (wire_held()) /* a restored copy: it is someone else by now, and may go on */
+        freeze_end(false);
     fw_int(&w, TAG_PID, guest.self);
     fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);
     fw_int(&w, TAG_FEATURES, 0);

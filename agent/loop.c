@@ -3,6 +3,7 @@
 #include "loop.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <time.h>
@@ -88,6 +89,28 @@ int loop_wait(int64_t timeout_ns)
     }
     batch_len = 0;
     return count;
+}
+
+int loop_wait_pair(struct source *a, struct source *b)
+{
+    struct source *both[2] = {a, b};
+    struct pollfd fds[2];
+    int count;
+
+    for (int i = 0; i < 2; i++) /* a source that nothing is wanted of must not wake us by hanging up */
+        fds[i] = (struct pollfd){.fd = both[i]->want ? both[i]->fd : -1, .events = (short)both[i]->want};
+    count = poll(fds, 2, -1);
+    if (count < 0)
+        return errno == EINTR ? 1 : -1;
+    for (int i = 0; i < 2; i++)
+        if (fds[i].revents && both[i]->fd == fds[i].fd)
+            both[i]->fn(both[i], (uint32_t)fds[i].revents);
+    return count;
+}
+
+void loop_cut(void)
+{
+    batch_at = batch_len;
 }
 
 int64_t now_ns(void)

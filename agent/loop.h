@@ -29,6 +29,11 @@ void loop_close(struct source *s);
 /* Waits up to timeout_ns (NEVER: forever) and runs callbacks. Number of events, 0 on timeout. */
 int loop_wait(int64_t timeout_ns);
 
+/* Waits for these two and nothing else, as long as it takes; all other sources keep what they have to tell. As loop_wait. */
+int loop_wait_pair(struct source *a, struct source *b);
+/* From a callback: what else this wait has found is found again by a later one. */
+void loop_cut(void);
+
 int64_t now_ns(void); /* monotonic: no clock step moves a timeout */
 
 static inline int64_t earlier(int64_t a, int64_t b)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "freeze.h"
 #include "guest.h"
 #include "proc.h"
 
@@ -11,7 +12,7 @@
 
 static const struct op {
     int number;
-    uint64_t allowed, needed;
+    tag_set allowed, needed;
     void (*run)(struct stream *s, const struct fields *f);
 } table[] = {
     {OP_EXEC, B(ARGV) | B(ENV) | B(CWD) | B(USER) | B(FLAGS) | B(ROWS) | B(COLS) | B(TIMEOUT_MS) | B(RING) | B(TAG), 0, op_exec},
@@ -32,6 +33,8 @@ static const struct op {
     {OP_WATCH, B(PATH) | B(FLAGS) | B(USER), B(PATH), op_watch},
     {OP_METRICS, 0, 0, op_metrics},
     {OP_SHUTDOWN, B(TIMEOUT_MS), 0, op_shutdown},
+    {OP_FREEZE, B(TIMEOUT_MS), 0, op_freeze},
+    {OP_THAW, 0, 0, op_thaw},
 };
 
 void op_dispatch(struct stream *s, const uint8_t *payload, uint32_t n)

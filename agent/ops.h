@@ -28,5 +28,6 @@ void op_symlink(struct stream *s, const struct fields *f);
 void op_watch(struct stream *s, const struct fields *f);
 void op_metrics(struct stream *s, const struct fields *f);
 void op_shutdown(struct stream *s, const struct fields *f);
+bool shutdown_begun(void);
 
 #endif

@@ -310,6 +310,23 @@ int64_t proc_timers(int64_t now)
     return next;
 }
 
+static void postpone(int64_t *when, int64_t ns)
+{
+    if (*when != NEVER)
+        *when += ns;
+}
+
+void proc_postpone(int64_t ns)
+{
+    for (struct proc *p = proc_list; p; p = p->next) {
+        p->started += ns; /* WALL_US and TIMEOUT_MS are of the time it could run */
+        p->kill_since += ns;
+        postpone(&p->deadline, ns);
+        postpone(&p->kill_next, ns);
+        postpone(&p->settle, ns);
+    }
+}
+
 bool proc_nobody_left(void)
 {
     siginfo_t info;

@@ -78,6 +78,8 @@ int proc_watch_status(struct proc *p, int fd);
 bool proc_reap(void);
 /* Runs what is due; when it wants to be called next. */
 int64_t proc_timers(int64_t now);
+/* Everything that is due later is due that much later still. */
+void proc_postpone(int64_t ns);
 /* True if no child, and so no process of the sandbox, is left. */
 bool proc_nobody_left(void);
 /* Number of shims that live. */

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -20,12 +21,12 @@ struct dirent_raw {
     char name[];
 };
 
-static bool read_stat(const char *pid, struct procent *out)
+static bool read_stat(const char *path, struct procent *out)
 {
     static long tick, page;
-    char name[32], text[512], *p;
+    char name[64], text[512], *p;
     unsigned long utime = 0, stime = 0, faults = 0;
-    long parent = 0, rss = 0;
+    long parent = 0, rss = 0, threads = 1;
     ssize_t n;
     int fd;
 
@@ -33,8 +34,7 @@ static bool read_stat(const char *pid, struct procent *out)
         tick = sysconf(_SC_CLK_TCK);
         page = sysconf(_SC_PAGESIZE);
     }
-    strcpy(name, pid);
-    strcat(name, "/stat");
+    snprintf(name, sizeof name, "%s/stat", path);
     fd = openat(agent_proc_fd, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -49,7 +49,7 @@ static bool read_stat(const char *pid, struct procent *out)
         return false;
     out->state = p[2];
     p += 3;
-    /* p is behind field 3; field 4 is the parent, 10 the faults, 14 and 15 the times, 24 the resident pages */
+    /* p is behind field 3; field 4 is the parent, 10 the faults, 14 and 15 the times, 20 the threads, 24 the resident pages */
     for (int field = 4; field <= 24 && p; field++) {
         char *end;
         unsigned long v = strtoul(p, &end, 10);
@@ -63,16 +63,19 @@ static bool read_stat(const char *pid, struct procent *out)
             utime = v;
         else if (field == 15)
             stime = v;
+        else if (field == 20)
+            threads = (long)v;
         else if (field == 24)
             rss = (long)v;
         p = end;
     }
-    out->pid = (pid_t)atol(pid);
+    out->pid = (pid_t)atol(text);
     out->parent = (pid_t)parent;
     out->cpu_us = (uint64_t)(utime + stime) * 1000000 / (uint64_t)tick;
     out->rss = (uint64_t)rss * (uint64_t)page;
     out->faults = faults;
-    out->in = false;
+    out->threads = (unsigned)threads;
+    out->in = out->forked = false;
     return true;
 }
 
@@ -95,15 +98,17 @@ static int by_pid(const void *a, const void *b)
     return ((const struct procent *)a)->pid - ((const struct procent *)b)->pid;
 }
 
-int proctab_load(struct proctab *t)
+/* All entries of a folder of procfs that are numbers. 0 or an errno. */
+static int load(struct proctab *t, const char *folder)
 {
     _Alignas(8) char buf[4096];
+    char name[64];
     int dir;
 
     t->count = 0;
     if (agent_proc_fd < 0)
         return ENOENT;
-    dir = openat(agent_proc_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    dir = openat(agent_proc_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0)
         return errno;
     for (;;) {
@@ -114,12 +119,23 @@ int proctab_load(struct proctab *t)
             struct dirent_raw *d = (struct dirent_raw *)(buf + at);
             struct procent e;
             at += d->reclen;
-            if (d->name[0] >= '1' && d->name[0] <= '9' && strlen(d->name) < 12 &&
-                read_stat(d->name, &e) && !add(t, &e))
+            if (d->name[0] < '1' || d->name[0] > '9' || strlen(d->name) >= 12)
+                continue;
+            snprintf(name, sizeof name, "%s/%s", folder, d->name);
+            if (read_stat(name, &e) && !add(t, &e))
                 break;
         }
     }
     close(dir);
+    return 0;
+}
+
+int proctab_load(struct proctab *t)
+{
+    int error = load(t, ".");
+
+    if (error)
+        return error;
     if (!t->count)
         return ENOENT; /* not even ourselves: hidden, or not a procfs */
     proctab_sort(t);
@@ -156,6 +172,28 @@ void proctab_spread(struct proctab *t)
                 e->in = more = true;
         }
     }
+}
+
+bool proctab_read(pid_t pid, struct procent *out)
+{
+    char name[16];
+
+    snprintf(name, sizeof name, "%d", (int)pid);
+    return agent_proc_fd >= 0 && read_stat(name, out);
+}
+
+bool proctab_threads_stopped(pid_t pid)
+{
+    struct proctab t = {0};
+    char name[32];
+    bool still;
+
+    snprintf(name, sizeof name, "%d/task", (int)pid);
+    still = load(&t, name) == 0;
+    for (size_t i = 0; i < t.count; i++)
+        still = still && strchr("TtZX", t.all[i].state);
+    proctab_free(&t);
+    return still;
 }
 
 void proctab_free(struct proctab *t)

@@ -11,6 +11,8 @@ struct procent {
     pid_t pid, parent;
     char state; /* as in /proc/PID/stat: Z is a zombie */
     bool in;    /* a member of the tree that was marked */
+    bool forked; /* it has a living child (freeze.c) */
+    unsigned threads;
     uint64_t cpu_us, rss, faults;
     uint64_t anon, shmem; /* the watchdog's (memory.c), bytes */
 };
@@ -27,6 +29,10 @@ void proctab_sort(struct proctab *t);
 struct procent *proctab_find(struct proctab *t, pid_t pid);
 /* Marks everything that descends from entries already marked. The marked roots stay marked. */
 void proctab_spread(struct proctab *t);
+/* One process alone; false if it is not there. */
+bool proctab_read(pid_t pid, struct procent *out);
+/* Whether each of its threads is stopped, or dead. */
+bool proctab_threads_stopped(pid_t pid);
 void proctab_free(struct proctab *t);
 
 #endif

@@ -51,6 +51,10 @@ enum {
     OP_WATCH = 20,
     OP_METRICS = 30,
     OP_SHUTDOWN = 31,
+    OP_FREEZE = 32,
+    OP_THAW = 33,
+    OP_CHANGES = 34,
+    OP_UNPACK = 35,
     OP_CONTROL = 100,
 };
 
@@ -120,6 +124,8 @@ enum {
     TAG_UPTIME_MS = 63,
     TAG_SANDBOX = 64,
     TAG_BODY = 65,
+    TAG_GENERATION = 66,
+    TAG_ENTRY = 67,
 };
 
 enum {
@@ -180,6 +186,20 @@ enum {
     FILE_TYPE_DIR = 1,
     FILE_TYPE_SYMLINK = 2,
     FILE_TYPE_OTHER = 3,
+    FILE_TYPE_REMOVED = 4,
+};
+
+enum {
+    CHANGES_FLAG_CONTENTS = 1,
+};
+
+enum {
+    LISTING_FLAG_COMPLETE = 1,
+};
+
+enum {
+    CHANGE_FLAG_OPAQUE = 1,
+    CHANGE_FLAG_HARD_LINK = 2,
 };
 
 enum {

@@ -12,18 +12,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "freeze.h"
 #include "loop.h"
 
 #define BUCKETS 128
 #define IN_CAP (WIRE_HEADER_SIZE + WIRE_MAX_OPEN + WIRE_MAX_PAYLOAD)
+#define HELD_CAP (32u * 1024 * 1024) /* what may come while held: address space, until it does */
 #define READ_CHUNK (128u * 1024)
 #define GRANT_LUMP (WIRE_INITIAL_CREDIT / 2)
 
 static struct source in_source = {.fd = -1}, out_source = {.fd = -1};
 static struct outq out;
 static uint8_t *in_buf;
-static size_t in_len, in_pos, in_touched;
-static bool greeted, finishing, over, stalled;
+static size_t in_len, in_pos, in_touched, in_seen; /* in_seen: while held, behind the last frame looked at */
+static bool greeted, finishing, over, stalled, held;
 static int exit_code;
 static uint32_t last_id;
 static unsigned stream_count;
@@ -249,7 +251,7 @@ static const char *on_data(struct stream *s, const struct frame *f)
 
 static void on_ctrl(struct stream *s, const struct frame *f)
 {
-    static const uint64_t known = TAG_BIT(TAG_KIND) | TAG_BIT(TAG_ROWS) | TAG_BIT(TAG_COLS) |
+    static const tag_set known = TAG_BIT(TAG_KIND) | TAG_BIT(TAG_ROWS) | TAG_BIT(TAG_COLS) |
                                   TAG_BIT(TAG_SIGNUM) | TAG_BIT(TAG_FLAGS);
     struct fields fields;
     const char *why;
@@ -324,10 +326,10 @@ static const char *on_frame(const struct frame *f)
     }
 }
 
-static void parse_input(void)
+static void parse_frames(void)
 {
     stalled = false;
-    while (!over && !finishing) {
+    while (!over && !finishing && !held) {
         struct frame f;
         size_t used;
         const char *why;
@@ -354,17 +356,81 @@ static void parse_input(void)
         in_pos = in_len = 0;
 }
 
+static bool is_thaw(const struct frame *f)
+{
+    struct fields fields;
+    const char *why;
+
+    return f->type == FRAME_OPEN && f->length >= 14 && fields_parse(f->payload, 14, TAG_BIT(TAG_OP), &fields, &why) == 0 &&
+           fields.num[TAG_OP] == OP_THAW;
+}
+
+/* Looks for the frame that ends the hold. A HELLO makes all before it void; a THAW is served in its turn. */
+static void look_for_thaw(void)
+{
+    struct frame f;
+    size_t used;
+    const char *why;
+    int state;
+
+    while ((state = frame_parse(in_buf + in_seen, in_len - in_seen, &f, &used, &why)) == FRAME_READY) {
+        if (f.type == FRAME_HELLO) {
+            in_pos = in_seen + used;
+            why = on_frame(&f);
+            if (why)
+                wire_abort(2, "protocol error: a HELLO that cannot be understood");
+            return;
+        }
+        if (is_thaw(&f)) {
+            freeze_end(true);
+            return;
+        }
+        in_seen += used;
+    }
+    if (state == FRAME_BAD || in_len == HELD_CAP) /* full, and the end of the last frame is not there */
+        wire_abort(2, "protocol error: frames that cannot be kept until the thaw");
+}
+
+static void parse_input(void)
+{
+    do {
+        parse_frames();
+        if (!held)
+            return;
+        in_seen = in_pos;
+        look_for_thaw();
+    } while (!held && !over);
+}
+
+void wire_hold(bool hold)
+{
+    held = hold;
+    loop_cut();
+}
+
+bool wire_held(void)
+{
+    return held;
+}
+
+int wire_wait(void)
+{
+    return loop_wait_pair(&in_source, &out_source);
+}
+
 static void on_readable(struct source *src, uint32_t events)
 {
+    size_t cap = held ? HELD_CAP : IN_CAP;
     ssize_t n;
 
     (void)events;
     if (in_pos) {
         memmove(in_buf, in_buf + in_pos, in_len - in_pos);
         in_len -= in_pos;
+        in_seen -= in_seen < in_pos ? in_seen : in_pos;
         in_pos = 0;
     }
-    n = IN_CAP - in_len < READ_CHUNK ? IN_CAP - in_len : READ_CHUNK;
+    n = in_len >= cap ? 0 : cap - in_len < READ_CHUNK ? (ssize_t)(cap - in_len) : (ssize_t)READ_CHUNK;
     if (n == 0) {
         loop_want(src, 0); /* full of frames that wait for the host to read: wire_turn goes on */
         return;
@@ -379,7 +445,10 @@ static void on_readable(struct source *src, uint32_t events)
     in_len += (size_t)n;
     if (in_len > in_touched)
         in_touched = in_len;
-    parse_input();
+    if (held)
+        look_for_thaw();
+    if (!held)
+        parse_input();
 }
 
 static void on_writable(struct source *src, uint32_t events)
@@ -390,11 +459,11 @@ static void on_writable(struct source *src, uint32_t events)
 
 int wire_init(int in_fd, int out_fd)
 {
-    in_buf = mmap(NULL, IN_CAP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+    in_buf = mmap(NULL, HELD_CAP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                   -1, 0);
     if (in_buf == MAP_FAILED)
         return -1;
-    madvise(in_buf, IN_CAP, MADV_DONTFORK);
+    madvise(in_buf, HELD_CAP, MADV_DONTFORK);
     fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
     if (loop_add(&in_source, in_fd, EPOLLIN, on_readable) < 0)
@@ -416,12 +485,12 @@ bool wire_turn(void)
 {
     unsigned turns = 0;
 
-    if (stalled)
+    if (stalled && !held)
         parse_input();
     /* Everyone queued now gets one turn; who asks for more goes behind the others. */
     for (struct stream *s = ready_head; s; s = s->next_ready)
         turns++;
-    while (turns-- && ready_head && outq_len(&out) < OUT_HIGH && !over) {
+    while (turns-- && ready_head && outq_len(&out) < OUT_HIGH && !over && !held) {
         struct stream *s = ready_head;
         unqueue(s);
         if (s->ops->pump(s) == PUMP_AGAIN)
@@ -430,7 +499,7 @@ bool wire_turn(void)
     if (!over && outq_len(&out) && outq_flush(&out, out_source.fd) < 0)
         wire_abort(0, NULL);
     loop_want(&out_source, outq_len(&out) ? EPOLLOUT : 0);
-    loop_want(&in_source, outq_len(&out) < OUT_STOP && !finishing ? EPOLLIN : 0);
+    loop_want(&in_source, (held || outq_len(&out) < OUT_STOP) && !finishing ? EPOLLIN : 0);
     if (finishing && outq_len(&out) == 0)
         over = true;
     return !over;
@@ -440,7 +509,7 @@ void wire_trim(void)
 {
     outq_trim(&out);
     if (in_len == 0 && in_touched > 8192) {
-        madvise(in_buf, IN_CAP, MADV_DONTNEED);
+        madvise(in_buf, in_touched, MADV_DONTNEED);
         in_touched = 0;
     }
 }

@@ -45,6 +45,12 @@ bool wire_turn(void);
 /* True if some stream could go on right now. */
 bool wire_busy(void);
 bool wire_flushed(void);
+/* While held nothing is sent but what is queued already, and nothing served but a THAW or HELLO: what else comes is
+ * read, kept, and served after the hold. */
+void wire_hold(bool held);
+bool wire_held(void);
+/* Instead of loop_wait while held. */
+int wire_wait(void);
 void wire_trim(void);
 /* Ends the agent's loop, with an exit code, once everything queued is flushed. */
 void wire_finish(int code);

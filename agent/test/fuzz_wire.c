@@ -26,7 +26,7 @@ static void fuzz_fields(const uint8_t *p, size_t n)
     uint32_t len;
     volatile uint8_t sink = 0;
 
-    if (fields_parse(p, n, ~UINT64_C(0), &f, &why)) {
+    if (fields_parse(p, n, ~(tag_set)0, &f, &why)) {
         must(why != NULL);
         return;
     }

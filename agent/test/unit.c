@@ -140,7 +140,7 @@ static void test_fields(void)
     struct fw w = {buf, 0, sizeof buf, false};
     struct fields f;
     const char *why;
-    const uint64_t all = ~UINT64_C(0);
+    const tag_set all = ~(tag_set)0;
     const uint8_t *p;
     uint32_t n;
     size_t pos = 0;
@@ -172,7 +172,7 @@ static void test_fields(void)
     fw_bytes(&w, TAG_FLAGS, "1234567", 7);
     CHECK(fields_parse(buf, w.len, all, &f, &why) == EPROTO);
     w.len = 0;
-    fw_bytes(&w, 64, "", 0);
+    fw_bytes(&w, TAG_LIMIT, "", 0);
     CHECK(fields_parse(buf, w.len, all, &f, &why) == EPROTO);
     w = (struct fw){buf, 0, 20, false};
     fw_int(&w, TAG_FLAGS, 1);

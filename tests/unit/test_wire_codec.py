@@ -212,7 +212,8 @@ _PREFIXES = {
     "WRITE_FLAG_": schema.WriteFlag, "LIST_FLAG_": schema.ListFlag, "STAT_FLAG_": schema.StatFlag,
     "MKDIR_FLAG_": schema.MkdirFlag, "REMOVE_FLAG_": schema.RemoveFlag, "MOVE_FLAG_": schema.MoveFlag,
     "WATCH_FLAG_": schema.WatchFlag, "WATCH_MASK_": schema.WatchMask, "CTRL_": schema.CtrlKind,
-    "FILE_TYPE_": schema.FileType,
+    "FILE_TYPE_": schema.FileType, "CHANGES_FLAG_": schema.ChangesFlag, "LISTING_FLAG_": schema.ListingFlag,
+    "CHANGE_FLAG_": schema.ChangeFlag,
 }  # fmt: skip
 
 

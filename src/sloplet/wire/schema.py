@@ -56,6 +56,10 @@ class Op(IntEnum):
     WATCH = 20
     METRICS = 30
     SHUTDOWN = 31
+    FREEZE = 32
+    THAW = 33
+    CHANGES = 34
+    UNPACK = 35
     CONTROL = 100
 
 
@@ -125,6 +129,8 @@ class Tag(IntEnum):
     UPTIME_MS = 63
     SANDBOX = 64
     BODY = 65
+    GENERATION = 66
+    ENTRY = 67
 
 
 #: Tags whose value is an 8-byte signed integer; all others hold bytes.
@@ -199,6 +205,20 @@ class FileType(IntEnum):
     DIR = 1
     SYMLINK = 2
     OTHER = 3
+    REMOVED = 4
+
+
+class ChangesFlag(IntFlag):
+    CONTENTS = 1
+
+
+class ListingFlag(IntFlag):
+    COMPLETE = 1
+
+
+class ChangeFlag(IntFlag):
+    OPAQUE = 1
+    HARD_LINK = 2
 
 
 class WatchMask(IntFlag):
