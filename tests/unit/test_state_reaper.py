@@ -62,10 +62,12 @@ def make(
 def left(home: Home) -> dict[str, list[str]]:
     """Everything that is not there in a fresh home."""
     folders = {"sandboxes": home.sandboxes, "owners": home.owners, "images": home.images, "run": home.run}
+    folders["snapshots"] = home.snapshots
     found = {name: sorted(os.listdir(folder)) for name, folder in folders.items()}
     found["run"].remove("owners")
     found["home"] = sorted(
-        set(os.listdir(home.path)) - {"sandboxes", "images", "cache", "run", "state.db", "state.db-wal", "state.db-shm"}
+        set(os.listdir(home.path))
+        - {"sandboxes", "images", "cache", "snapshots", "run", "state.db", "state.db-wal", "state.db-shm"}
     )
     return {name: names for name, names in found.items() if names}
 

@@ -2,7 +2,7 @@
 
 Called on every start, by any number of processes at once. Whoever takes a dead owner's lock does the
 work, the others pass by. Every step can be cut short and done again: the engine's leftovers first,
-then the place, the record last. With nothing to do it costs one query and a look into four folders.
+then the place, the record last. With nothing to do it costs four queries and a look into five folders.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..errors import SlopletError
 from .home import ID_RE, Home, remove_below, unwritable
 from .locks import FileLock, image_lock_path, owner_lock_path, take_from_dead
 from .store import Record, Store
+from .sweep import sweep
 
 #: Ends what is left of a sandbox: (engine name, sandbox id). The name is "" where no record tells it: ask every engine.
 EngineReap = Callable[[str, str], None]
@@ -24,6 +25,7 @@ EngineReap = Callable[[str, str], None]
 KEEPER_DIED = (
     "its keeper ended unexpectedly (killed, out of memory, or the machine restarted), and all its processes with it"
 )
+PROGRAM_DIED = "the program that ran it ended without closing it, and all its processes with it"
 _BAD_OWNER = "its record is damaged: it names no owner"
 
 
@@ -34,11 +36,14 @@ class Report:
     removed: list[str] = field(default_factory=list)  #: sandboxes of dead programs: gone
     dead: list[str] = field(default_factory=list)  #: sandboxes of a dead keeper: on record as dead
     orphans: list[str] = field(default_factory=list)  #: places without a record: gone
+    expired: list[str] = field(default_factory=list)  #: paused or recoverable ones whose time was up: gone
+    snapshots: list[str] = field(default_factory=list)  #: saved states that were left over, or half there: gone
     files: int = 0  #: stale locks and half-written images that went
     errors: list[str] = field(default_factory=list)  #: what could not be cleaned up; the next reap tries again
 
     def __bool__(self) -> bool:
-        return bool(self.removed or self.dead or self.orphans or self.files or self.errors)
+        gone = self.removed or self.dead or self.orphans or self.expired or self.snapshots
+        return bool(gone or self.files or self.errors)
 
 
 def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
@@ -59,7 +64,13 @@ def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
             _reap_owner(home, store, engines_reap, token, report)
         finally:
             lock.release()
-    _reap_files(home, report)
+    for sandbox_id in store.asleep_expired():
+        if store.remove_expired(sandbox_id):
+            report.expired.append(sandbox_id)
+    locks = _names(home.run)
+    # Last: it also removes the snapshots of those that went just now.
+    report.snapshots += sweep(home, store, _names(home.snapshots), locks, report.errors.append)
+    _reap_files(home, locks, report)
     return report
 
 
@@ -95,19 +106,23 @@ def _clear(home: Home, engines_reap: EngineReap, engine: str, token: str, sandbo
 
 
 def _settle(store: Store, record: Record, report: Report) -> None:
-    """The record of a sandbox that is gone. One that a keeper ran for somebody is never dropped silently."""
+    """The record of a sandbox that is gone. One that a keeper ran for somebody, or that can be recovered, is never
+    dropped silently; one that was about to go on is what it was before."""
     info = record.info
-    if info.state == "dead" or (info.holder == "keeper" and info.state == "running"):
-        if store.mark_dead(info.id, KEEPER_DIED, disown=True):
+    reason = KEEPER_DIED if info.holder == "keeper" else PROGRAM_DIED
+    if info.state == "starting" and record.claimed_from is not None:
+        store.unclaim(info.id, record.claimed_from, reason if record.claimed_from == "dead" else "")
+    elif info.state == "dead" or info.saved is not None or (info.holder == "keeper" and info.state == "running"):
+        if store.mark_dead(info.id, reason, disown=True):
             report.dead.append(info.id)
     elif store.remove(info.id):
         report.removed.append(info.id)
 
 
-def _reap_files(home: Home, report: Report) -> None:
+def _reap_files(home: Home, locks: list[str], report: Report) -> None:
     """Half-written images (``images/.tmp-KEY``) whose writer (lock ``run/image-KEY.lock``) is dead; stale locks."""
     keys = {name.removeprefix(".tmp-") for name in _names(home.images) if name.startswith(".tmp-")}
-    for name in _names(home.run):
+    for name in locks:
         if name.startswith("image-") and name.endswith(".lock"):
             keys.add(name.removeprefix("image-").removesuffix(".lock"))
         elif name == "create.lock" and (lock := FileLock.take(home.run / name)):

@@ -83,24 +83,21 @@ class SnapshotRows(Connected):
         with self._connected() as db:
             return _children(db, snapshot_id)
 
-    def remove_snapshot(self, snapshot_id: str, *, force: bool = True) -> bool:
-        """Its children then descend from its parent. False if there was none. Without ``force``, SnapshotInUse if it
-        has children, or a sandbox would go on from it."""
+    def remove_snapshot(self, snapshot_id: str, *, children: bool = True, saved: bool = True) -> bool:
+        """Its children then descend from its parent. False if there was none. SnapshotInUse: it has children and
+        ``children`` is False, or a sandbox would go on from it and ``saved`` is False."""
         with self._write() as db:
             row = db.execute("SELECT parent FROM snapshots WHERE id = ?", (snapshot_id,)).fetchone()
             if row is None:
                 return False
-            if not force:
-                _check_unused(db, snapshot_id)
+            if not saved:
+                _check_not_saved(db, snapshot_id)
+            if not children:
+                _check_no_children(db, snapshot_id)
             db.execute("UPDATE snapshots SET parent = ? WHERE parent = ?", (row[0], snapshot_id))
             db.execute("UPDATE sandboxes SET head = ? WHERE head = ?", (row[0], snapshot_id))
             db.execute("DELETE FROM snapshots WHERE id = ?", (snapshot_id,))
             return True
-
-    def is_saved_state(self, snapshot_id: str) -> str | None:
-        """The sandbox (its name, or its id) that would go on from it, if one would."""
-        rows = self._read("SELECT coalesce(name, id) FROM sandboxes WHERE saved = ?", (snapshot_id,))
-        return str(rows[0][0]) if rows else None
 
     # For the reaper
 
@@ -157,12 +154,15 @@ def _children(db: sqlite3.Connection, snapshot_id: str) -> tuple[list[Snapshot],
     return snapshots, [(str(row[0]), row[1]) for row in sandboxes]
 
 
-def _check_unused(db: sqlite3.Connection, snapshot_id: str) -> None:
+def _check_not_saved(db: sqlite3.Connection, snapshot_id: str) -> None:
     if row := db.execute("SELECT coalesce(name, id), state FROM sandboxes WHERE saved = ?", (snapshot_id,)).fetchone():
         raise SnapshotInUse(
             f"the sandbox {row[0]} ({row[1]}) goes on from {snapshot_id}",
             hint=f"`sloplet rm {row[0]}` removes the sandbox with all its snapshots",
         )
+
+
+def _check_no_children(db: sqlite3.Connection, snapshot_id: str) -> None:
     snapshots, sandboxes = _children(db, snapshot_id)
     names = [f"snapshot {each.name or each.id}" for each in snapshots]
     names += [f"sandbox {name or sandbox_id}" for sandbox_id, name in sandboxes]

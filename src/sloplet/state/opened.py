@@ -1,0 +1,181 @@
+"""A saved state that is in use: found, checked against its record, and kept from being deleted meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ..controller import Snapshot
+from ..engines.base import StateFormat
+from ..errors import SnapshotDamaged, SnapshotIncompatible
+from .digests import digests
+from .home import Home, check_id
+from .layout import FILE, FOLDER, MANIFEST, VERSION
+from .locks import FileLock
+from .snapshot_rows import not_found
+from .store import Store
+
+MOST_MANIFEST = 64 << 20
+_HINT = "it cannot be used; delete it, and go back to another one"
+
+
+class Opened:
+    """``fd`` is a descriptor of the folder, for the engine; ``close`` closes it and lets a deletion go on."""
+
+    def __init__(self, snapshot: Snapshot, manifest: dict[str, Any], path: Path, fd: int, lock: FileLock) -> None:
+        self.snapshot = snapshot
+        self.manifest = manifest
+        self.path = path
+        self.fd = fd
+        self._lock = lock
+
+    @property
+    def format(self) -> StateFormat:
+        return StateFormat.from_dict(self.manifest["format"])
+
+    @property
+    def image(self) -> dict[str, Any]:
+        return dict(self.manifest["image"])
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the caller of ``publish`` gave."""
+        return dict(self.manifest["extra"])
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent. Not while ``verify`` runs in another thread."""
+        self._lock.release(remove=False)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def verify(self) -> None:
+        """Read every file and compare. SnapshotDamaged. Once per process for a file that does not change, however
+        many ask at a time; may run in a thread beside other work."""
+        expected = self.manifest["files"]
+        try:
+            found = digests(
+                {name: entry["bytes"] for name, entry in expected.items()},
+                lambda name: os.open(name, FILE, dir_fd=self.fd),
+            )
+        except OSError as error:
+            raise _damaged(self.snapshot, f"it cannot be read: {error.strerror}") from error
+        for name, entry in expected.items():
+            if found[name] != entry["sha256"]:
+                raise _damaged(self.snapshot, f"{name} is not what was written")
+
+
+def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateFormat | None) -> Opened:
+    """Everything but the contents of its files is checked. See ``SnapshotStore.open``."""
+    snapshot, digest = store.snapshot_and_digest(snapshot_id)
+    path = home.snapshots / check_id(snapshot_id)
+    try:
+        fd = os.open(path, FOLDER)
+    except OSError as error:
+        store.snapshot(snapshot_id)  # deleted just now: that is what it says then
+        raise _damaged(snapshot, f"its folder cannot be opened: {error.strerror}") from error
+    lock = None
+    try:
+        lock = _hold(snapshot, path, fd)
+        store.snapshot(snapshot_id)  # from here on it cannot go
+        manifest = _manifest(snapshot, digest, fd)
+        _check_format(snapshot, manifest, format)
+        _check_files(snapshot, manifest, fd)
+        return Opened(snapshot, manifest, path, fd, lock)
+    except BaseException:
+        if lock is not None:
+            lock.release(remove=False)
+        os.close(fd)
+        raise
+
+
+def _hold(snapshot: Snapshot, path: Path, folder: int) -> FileLock:
+    """The lock that ``delete`` waits for. On a file of its own: the folder's descriptor goes to other programs."""
+    try:
+        fd = os.open(MANIFEST, FILE, dir_fd=folder)
+    except FileNotFoundError as error:
+        raise _damaged(snapshot, f"{MANIFEST} is missing") from error
+    except OSError as error:
+        raise _damaged(snapshot, f"{MANIFEST} cannot be opened: {error.strerror}") from error
+    lock = FileLock.hold_open(path / MANIFEST, fd, shared=True)
+    if lock is None:
+        os.close(fd)
+        raise not_found(snapshot.id)  # only who deletes it holds it against us
+    return lock
+
+
+def _manifest(snapshot: Snapshot, digest: str, folder: int) -> dict[str, Any]:
+    import hashlib
+    import json
+
+    fd = os.open(MANIFEST, FILE, dir_fd=folder)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _damaged(snapshot, f"{MANIFEST} is no plain file")
+        data = file.read(MOST_MANIFEST)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise _damaged(snapshot, f"{MANIFEST} is not what was written")
+    manifest: dict[str, Any] = json.loads(data)
+    if manifest.get("version") != VERSION:
+        raise SnapshotIncompatible(
+            f"{_shown(snapshot)} has layout {manifest.get('version')}; this sloplet knows {VERSION}",
+            hint=f"it was made by sloplet {manifest.get('sloplet')}: use that version",
+        )
+    row, written = snapshot.to_dict(), manifest
+    for field in ("id", "kind", "role", "sandbox", "engine", "spec"):
+        if row[field] != _plain(written.get(field), row[field]):
+            raise _damaged(snapshot, f"its record and its manifest disagree on {field}")
+    return manifest
+
+
+def _plain(value: Any, like: Any) -> Any:
+    """A spec as JSON gives it back, in the terms of this version's ``to_dict``: fields may have been added since."""
+    if not isinstance(like, dict) or not isinstance(value, dict):
+        return value
+    from ..spec import SandboxSpec
+
+    try:
+        return SandboxSpec.from_dict(value).to_dict()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _check_format(snapshot: Snapshot, manifest: dict[str, Any], format: StateFormat | None) -> None:
+    if format is None:
+        return
+    written = StateFormat.from_dict(manifest["format"])
+    if reason := format.refuses(written):
+        hint = f"it needs engine {written.engine!r}, {written.version}; make a new one here"
+        raise SnapshotIncompatible(f"{_shown(snapshot)} cannot be used here: {reason}", hint=hint)
+
+
+def _check_files(snapshot: Snapshot, manifest: dict[str, Any], folder: int) -> None:
+    """Exactly the files that were written, of the sizes that were written."""
+    expected = manifest["files"]
+    there = set(os.listdir(folder)) - {MANIFEST}
+    if missing := sorted(set(expected) - there):
+        raise _damaged(snapshot, f"{missing[0]} is missing")
+    if unknown := sorted(there - set(expected)):
+        raise _damaged(snapshot, f"{unknown[0]!r} was added to it")
+    for name, entry in expected.items():
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISREG(info.st_mode):
+            raise _damaged(snapshot, f"{name} is no plain file")
+        if info.st_size != entry["bytes"]:
+            raise _damaged(snapshot, f"{name} has {info.st_size} bytes, and {entry['bytes']} were written")
+
+
+def _shown(snapshot: Snapshot) -> str:
+    return f"the {snapshot.role} {snapshot.name or snapshot.id}"
+
+
+def _damaged(snapshot: Snapshot, what: str) -> SnapshotDamaged:
+    return SnapshotDamaged(f"{_shown(snapshot)} is damaged: {what}", hint=_HINT)
