@@ -32,11 +32,11 @@ async def _attach(name: str, pid: int, replay: bool) -> int:
 
 async def _join(name: str, pid: int, replay: bool, signals: Any) -> int:
     from ..errors import ProcessNotFound
-    from ..sandbox import AsyncSandbox
+    from .opening import open_box
     from .session import Wiring, exit_code, follow
     from .terminal import size
 
-    box = await AsyncSandbox.connect(name)
+    box = await open_box(name)
     info = next((item for item in await box.processes() if item.pid == pid), None)
     if info is None:
         raise ProcessNotFound(f"the sandbox {name!r} has no command {pid}", hint=f"see `sloplet ps {name}`")

@@ -56,15 +56,15 @@ async def _copy(source: str, target: str, quiet: bool) -> int:
 
 
 async def _connected(source: str, target: str, quiet: bool) -> int:
-    from ..sandbox import AsyncSandbox
     from .copying import Bar, into, out_of
+    from .opening import open_box
 
     bar = None if quiet else Bar()
     try:
         if (there := in_sandbox(target)) is not None:
-            await into(await AsyncSandbox.connect(there[0]), source, there[1], bar)
+            await into(await open_box(there[0]), source, there[1], bar)
         elif (there := in_sandbox(source)) is not None:
-            await out_of(await AsyncSandbox.connect(there[0]), there[1], target, bar)
+            await out_of(await open_box(there[0]), there[1], target, bar)
     finally:
         if bar is not None:
             bar.finish()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import click
 
-from .options import Verb, json_option, sandbox_arguments, spec_options
+from .options import Verb, json_option, life_options, origin_options, sandbox_arguments, spec_options
 from .output import print_json
+from .working import finish, working
 
 
 @click.command(
@@ -19,16 +19,19 @@ from .output import print_json
     sloplet create dev --memory 2g --cpus 2 --ttl 8h
     sloplet create ci --image ./rootfs.tar --at-least container --json
     sloplet create dev --reuse && sloplet exec dev -- make
+    sloplet create web --template warm --idle 5m --checkpoint-every 60s
+    sloplet create careful --undo 10
     """,
 )
 @click.argument("name")
 @spec_options
-@click.option("--ttl", metavar="TIME", help="End it after that long, for example 90s, 5m or 8h.")
+@origin_options
+@life_options
 @click.option("--reuse", is_flag=True, help="Fine if it is there already with the same settings.")
 @json_option
-def create(name: str, ttl: str | None, reuse: bool, as_json: bool, **options: Any) -> None:
+def create(name: str, reuse: bool, as_json: bool, **options: Any) -> None:
     """Make a named sandbox that stays until `sloplet rm` or its TTL ends it."""
-    info = asyncio.run(_create(name, {**sandbox_arguments(options), "ttl": ttl}, reuse))
+    info = finish(_create(name, sandbox_arguments(options), reuse), lambda: _look(name))
     if as_json:
         print_json(info.to_dict())
     else:
@@ -41,6 +44,16 @@ async def _create(name: str, arguments: dict[str, Any], reuse: bool) -> Any:
 
     box = AsyncSandbox(name, **arguments)  # refuses nonsense before a keeper is started
     if reuse:
-        return await box.start()
+        return await working(f"starting {name}", box.start())
     controller = await keeper_controller()
-    return await controller.create(box.spec)
+    return await working(f"starting {name}", controller.create(box.spec))
+
+
+async def _look(name: str) -> str:
+    from ..errors import SandboxNotFound
+    from .saved import look_at
+
+    try:
+        return await look_at(name)
+    except SandboxNotFound:
+        return f"{name} was not made"

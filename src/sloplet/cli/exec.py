@@ -56,10 +56,10 @@ async def _exec(name: str, argv: list[str], options: dict[str, Any]) -> int:
 
 
 async def _connected(name: str, argv: list[str], options: dict[str, Any], signals: Any) -> int:
-    from ..sandbox import AsyncSandbox
+    from .opening import open_box
     from .session import Wiring
 
-    box = await AsyncSandbox.connect(name)
+    box = await open_box(name)
     if options["detach"]:
         return await _detached(box, argv, options)
     wiring = Wiring(interactive=options["interactive"], tty=options["tty"], capture=options["as_json"])

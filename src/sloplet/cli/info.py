@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import SlopletError
 from .options import Verb, json_option, name_argument
 from .output import age, plain, print_json, size, span
+
+if TYPE_CHECKING:
+    from ..controller import SandboxInfo
 
 
 @click.command("info", cls=Verb, examples="sloplet info dev\nsloplet inspect dev --json")
@@ -32,6 +35,7 @@ async def _collect(name: str) -> dict[str, Any]:
     box = await AsyncSandbox.connect(name)
     known = await box.info()
     document: dict[str, Any] = {**known.to_dict(), "metrics": None, "guarantees": None}
+    document["saved_bytes"], document["head_name"] = await _states(known)
     if known.state == "running":
         try:
             document["metrics"] = (await box.metrics()).to_dict()
@@ -41,12 +45,28 @@ async def _collect(name: str) -> dict[str, Any]:
     return document
 
 
+async def _states(known: SandboxInfo) -> tuple[int | None, str | None]:
+    """The size of the state it would go on from, and the name of the snapshot it is at."""
+    if known.saved is None and known.head is None:
+        return None, None
+    from ..errors import SnapshotError
+    from ..keeper.client import keeper_controller
+    from .saved import saved_size
+
+    controller = await keeper_controller()
+    try:
+        head = None if known.head is None else (await controller.find_snapshot(known.head, known.id)).name
+    except SnapshotError:
+        head = None
+    return await saved_size(controller, known), head
+
+
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     spec, metrics = document["spec"], document["metrics"]
     lines = [
         ("name", document["name"] or "-"),
         ("id", document["id"]),
-        ("state", document["state"] + (f": {document['reason']}" if document["reason"] else "")),
+        ("state", _state(document)),
         ("engine", f"{document['engine']} (rung: {document['rung']}, asked for: {spec['engine']})"),
         ("image", spec["image"]),
         ("workdir", document["workdir"]),
@@ -55,6 +75,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if document["expires_at"] is not None:
         lines.append(("expires in", span(document["expires_at"] - time.time())))
+    lines += _saved_lines(document)
     if metrics:
         lines += [
             ("cpu", f"{metrics['cpu_seconds']:.2f} s used, at most {spec['limits']['cpus']:g} CPUs"),
@@ -67,3 +88,29 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         value = f" {item['value']}" if item["value"] else ""
         lines.append((item["control"], f"{sign}{value}: {item['how']}"))
     return lines
+
+
+def _state(document: dict[str, Any]) -> str:
+    from ..controller import SandboxInfo
+    from .saved import state_text
+
+    fields = {key: value for key, value in document.items() if key in SandboxInfo.__dataclass_fields__}
+    return state_text(SandboxInfo.from_dict(fields))
+
+
+def _saved_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """How it sleeps, what it can go back to, and where it is in the tree of its snapshots."""
+    spec, found = document["spec"], []
+    if document["saved"] is not None:
+        what = "saved" if document["state"] == "paused" else "checkpoint"
+        when = "" if document["saved_at"] is None else f"{age(document['saved_at'])} ago, "
+        found.append((what, f"{when}{size(document['saved_bytes'])}"))
+    if document["head"] is not None:
+        found.append(("snapshot", document["head_name"] or document["head"]))
+    for key, text in (("template", "{}"), ("undo", "of the last {} commands")):
+        if spec[key]:
+            found.append((key, text.format(spec[key])))
+    for key, label, text in (("idle", "idle", "pauses after {}"), ("checkpoint_every", "checkpoints", "every {}")):
+        if spec[key] is not None:
+            found.append((label, text.format(span(spec[key]))))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,21 @@ def known_sandboxes() -> list[SandboxInfo]:
     store = Store(home)
     try:
         return store.list()
+    finally:
+        store.close()
+
+
+def saved_sizes(infos: Iterable[SandboxInfo]) -> dict[str, int]:
+    """By sandbox id: how large the state is that it would go on from."""
+    saved = {info.saved: info.id for info in infos if info.saved is not None}
+    if not saved:
+        return {}
+    from ..state.home import Home
+    from ..state.store import Store
+
+    store = Store(Home())
+    try:
+        return {saved[item.id]: item.bytes for item in store.list_snapshots() if item.id in saved}
     finally:
         store.close()
 

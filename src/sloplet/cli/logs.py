@@ -40,9 +40,9 @@ async def _logs(name: str, pid: int, follow: bool, tail: int | None, as_json: bo
 
 async def _print(name: str, pid: int, follow: bool, tail: int | None, as_json: bool) -> int:
     from ..errors import ProcessNotFound
-    from ..sandbox import AsyncSandbox
+    from .opening import open_box
 
-    box = await AsyncSandbox.connect(name)
+    box = await open_box(name)
     info = next((item for item in await box.processes() if item.pid == pid), None)
     if info is None:
         raise ProcessNotFound(f"the sandbox {name!r} has no command {pid}", hint=f"see `sloplet ps {name}`")

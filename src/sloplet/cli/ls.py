@@ -21,7 +21,7 @@ _COLUMNS = ("NAME", "ID", "STATE", "ENGINE", "IMAGE", "AGE", "EXPIRES", "MEMORY"
 @json_option
 def ls(quiet: bool, as_json: bool) -> None:
     """List sandboxes: those that the keeper holds, and those of running programs."""
-    from .local import known_sandboxes
+    from .local import known_sandboxes, saved_sizes
 
     found = known_sandboxes()
     if as_json:
@@ -30,14 +30,14 @@ def ls(quiet: bool, as_json: bool) -> None:
         for info in found:
             click.echo(info.name or info.id)
     elif found:
-        print_table(_COLUMNS, [_row(info) for info in found])
+        sizes = saved_sizes(found)
+        print_table(_COLUMNS, [_row(info, sizes.get(info.id)) for info in found])
     else:
         click.echo("no sandboxes (make one with `sloplet create NAME`)", err=True)
 
 
-def _row(info: SandboxInfo) -> tuple[str, ...]:
+def _row(info: SandboxInfo, saved_bytes: int | None) -> tuple[str, ...]:
     expires = "-" if info.expires_at is None else span(info.expires_at - time.time())
-    remark = info.reason if info.state == "dead" else ("of a running program" if info.holder == "embedded" else "")
     return (
         info.name or "-",
         info.id,
@@ -47,5 +47,14 @@ def _row(info: SandboxInfo) -> tuple[str, ...]:
         age(info.created_at),
         "-" if info.state == "dead" else expires,
         size(info.spec.limits.memory),
-        remark,
+        _remark(info, saved_bytes),
     )
+
+
+def _remark(info: SandboxInfo, saved_bytes: int | None) -> str:
+    """What its state does not say by itself."""
+    if info.state in ("paused", "dead") or info.recovered_from is not None:
+        from .saved import remark
+
+        return remark(info, saved_bytes)
+    return "of a running program" if info.holder == "embedded" else ""

@@ -27,6 +27,18 @@ VERBS = {
     "exec": ("exec", "Run a command in a named sandbox."),
     "ls": ("ls", "List sandboxes."),
     "rm": ("rm", "End sandboxes and remove all they had."),
+    "pause": ("pausing", "Write sandboxes to disk and free all they use."),
+    "resume": ("pausing", "Let paused sandboxes go on where they were."),
+    "snapshot": ("snapshot", "Save the state of a sandbox, which runs on."),
+    "snapshots": ("snapshots", "The tree of snapshots; inspect and delete them."),
+    "fork": ("fork", "Running copies of a sandbox."),
+    "rollback": ("back", "Take a sandbox back to a snapshot."),
+    "undo": ("back", "Take a sandbox back to before its last command."),
+    "diff": ("diff", "What a sandbox has made of its files."),
+    "apply": ("apply", "Bring chosen changes of a sandbox to this machine."),
+    "template": ("template", "States that new sandboxes start from, warm."),
+    "export": ("archive", "Write a sandbox to one file."),
+    "import": ("archive", "Start a sandbox from such a file."),
     "ps": ("ps", "List the commands of a sandbox."),
     "logs": ("logs", "What a command of a sandbox printed."),
     "attach": ("attach", "Join a running command of a sandbox."),
@@ -79,12 +91,13 @@ class LazyGroup(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for line in ("sloplet run -- python3 -c 'print(6*7)'", "sloplet shell", "sloplet create dev --memory 1g",
-                         "sloplet exec dev -- make test", "sloplet doctor"):  # fmt: skip
+                         "sloplet exec dev -- make test", "sloplet snapshot dev base", "sloplet fork dev 10",
+                         "sloplet doctor"):  # fmt: skip
                 formatter.write(f"  {line}\n")
 
 
 def _attribute(name: str) -> str:
-    return {"exec": "exec_", "setup": "setup_"}.get(name, name)
+    return {"exec": "exec_", "setup": "setup_", "import": "import_"}.get(name, name)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)

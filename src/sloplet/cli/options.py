@@ -31,6 +31,16 @@ class Verb(click.Command):
                     formatter.write(f"  {line.strip()}\n" if line.strip() else "\n")
 
 
+class CountVerb(Verb):
+    """A verb with a number among its words: ``-1`` is a wrong number, not an unknown option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        numbers = [word for word in args if word[:1] == "-" and word[1:].isdecimal()]
+        if numbers and "--" not in args:
+            args = [*(word for word in args if word not in numbers), "--", *numbers]
+        return super().parse_args(ctx, args)
+
+
 class NamedCommandVerb(Verb):
     """``NAME [OPTIONS] [--] COMMAND...``: options may stand on both sides of NAME, and end where the command begins."""
 
@@ -92,14 +102,30 @@ spec_options = stacked(
     click.option("-u", "--user", default="agent", show_default=True, metavar="USER", help="A name or uid[:gid]."),
 )
 
+#: Where a sandbox comes from: for those that are made for one command, too.
+origin_options = stacked(
+    click.option("--template", metavar="TEMPLATE", shell_complete=lambda *args: template_names(*args),
+                 help="Start from this saved state; see `sloplet template`."),
+    click.option("--pool", metavar="N", help="Keep N more ready, so that the next one starts at once."),
+)  # fmt: skip
+
+life_options = stacked(
+    click.option("--ttl", metavar="TIME", help="End it after that long, for example 90s, 5m or 8h."),
+    click.option("--idle", metavar="TIME", help="Pause it when it has done nothing for that long; use wakes it."),
+    click.option("--undo", metavar="N", help="Keep a checkpoint from before each of the last N commands."),
+    click.option("--checkpoint-every", "checkpoint_every", metavar="TIME",
+                 help="Save it that often, to go on from if it dies."),
+)  # fmt: skip
+
 SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user",
-             "allow_weaker")  # fmt: skip
+             "allow_weaker", "template", "pool", "ttl", "idle", "undo", "checkpoint_every")  # fmt: skip
+_WHOLE = ("pids", "open_files", "pool", "undo")
 
 
 def sandbox_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of ``AsyncSandbox`` from parsed ``spec_options``; they are validated there."""
+    """The keyword arguments of ``AsyncSandbox`` from parsed options of these; they are validated there."""
     arguments = {key: options[key] for key in SPEC_KEYS if options.get(key) is not None}
-    for key in ("pids", "open_files"):
+    for key in _WHOLE:
         if key in arguments:
             arguments[key] = whole_number(key.replace("_", "-"), arguments[key])
     arguments["env"] = environment(options.get("env", ()), options.get("env_files", ()))
@@ -163,19 +189,24 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def sandbox_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Shell completion of names: a look into state.db, never a keeper."""
-    from ..state.home import Home
-    from ..state.store import Store
+    """Shell completion: a look into the records, never a keeper."""
+    from .completing import sandboxes
 
-    try:
-        home = Home()
-        if not home.database.exists():
-            return []
-        known = Store(home).list()
-    except Exception:  # a shell prompt is no place for errors
-        return []
-    refs = [info.name or info.id for info in known if info.holder == "keeper"]
-    return [ref for ref in refs if ref.startswith(incomplete)]
+    return sandboxes(incomplete)
+
+
+def snapshot_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Those of the sandbox that was named before."""
+    from .completing import snapshots
+
+    named = ctx.params.get("name") or next(iter(ctx.args), None)  # click leaves it there behind an option's name
+    return snapshots(named, incomplete)
+
+
+def template_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from .completing import templates
+
+    return templates(incomplete)
 
 
 def name_argument(required: bool = True, multiple: bool = False) -> Callable[[F], F]:

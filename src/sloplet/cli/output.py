@@ -114,8 +114,9 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
 
 
 _STYLES = {
-    "running": "green", "dead": "red", "starting": "yellow", "yes": "green", "no": "red", "ok": "green",
-    "missing": "yellow", "failed": "red", "enforced": "green", "not enforced": "red",
+    "running": "green", "dead": "red", "starting": "yellow", "paused": "blue", "yes": "green", "no": "red",
+    "ok": "green", "missing": "yellow", "failed": "red", "enforced": "green", "not enforced": "red",
+    "added": "green", "changed": "yellow", "removed": "red",
 }  # fmt: skip
 
 

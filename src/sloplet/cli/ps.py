@@ -40,7 +40,7 @@ def ps(name: str, running: bool, as_json: bool) -> None:
 
 
 async def _processes(name: str) -> list[Any]:
-    from ..sandbox import AsyncSandbox
+    from .opening import open_box
 
-    box = await AsyncSandbox.connect(name)
+    box = await open_box(name)
     return await box.processes()

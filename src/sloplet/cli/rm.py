@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import SandboxError, SandboxNotFound, SpecError
+from ..errors import SandboxError, SandboxNotFound, SlopletError, SpecError
 from .options import Verb, json_option, name_argument
-from .output import EXIT_OURS, print_json, report_error
+from .output import EXIT_OURS, note, print_json, report_error
+
+if TYPE_CHECKING:
+    from ..controller import Controller, SandboxInfo
 
 
 @click.command(
@@ -20,7 +25,7 @@ from .output import EXIT_OURS, print_json, report_error
 @click.option("-f", "--force", is_flag=True, help="Do not ask, and do not mind if there is none.")
 @json_option
 def rm(names: tuple[str, ...], everything: bool, force: bool, as_json: bool) -> int:
-    """End sandboxes, running or dead, and remove all they had."""
+    """End sandboxes, running, paused or dead, and remove all they had, their snapshots too."""
     if everything == bool(names):
         raise SpecError("name the sandboxes to remove, or say --all", hint="`sloplet ls` lists them")
     if everything:
@@ -60,6 +65,7 @@ async def _remove(names: tuple[str, ...], force: bool) -> tuple[list[str], list[
                     f"the sandbox {name} belongs to a running program",
                     hint="it ends when that program closes it or ends",
                 )
+            await _tell_of_snapshots(controller, info)
             await controller.kill(info.id)
             removed.append(name)
         except SandboxNotFound as error:
@@ -68,3 +74,15 @@ async def _remove(names: tuple[str, ...], force: bool) -> tuple[list[str], list[
         except SandboxError as error:
             failed.append(error)
     return removed, failed
+
+
+async def _tell_of_snapshots(controller: Controller, info: SandboxInfo) -> None:
+    """To someone at a terminal: what goes with it."""
+    if not sys.stderr.isatty():
+        return
+    try:
+        count = len(await controller.snapshots(info.id))
+    except SlopletError:
+        return  # it can be removed all the same
+    if count:
+        note(f"{info.name or info.id}: {count} snapshot{'s go' if count > 1 else ' goes'} with it")

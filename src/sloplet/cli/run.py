@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import COMMAND_SETTINGS, Verb, command_line, json_option, sandbox_arguments, spec_options, stacked
+from .options import (
+    COMMAND_SETTINGS,
+    Verb,
+    command_line,
+    json_option,
+    origin_options,
+    sandbox_arguments,
+    spec_options,
+    stacked,
+)
 from .output import complain, print_json, size
 
 if TYPE_CHECKING:
@@ -39,9 +48,11 @@ io_options = stacked(
     sloplet run --out result.json -c 'echo {} > result.json'
     sloplet run --at-least container --json -- id
     sloplet run -it -- bash
+    sloplet run --template warm -- python3 -c 'import numpy'
     """,
 )
 @spec_options
+@origin_options
 @io_options
 @click.option("--copy", "copies", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder in, before.")
 @click.option("--out", "outs", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder out, afterwards.")

@@ -55,6 +55,7 @@ async def _shell(name: str | None, argv: list[str], options: dict[str, Any], giv
 
 async def _session(name: str | None, argv: list[str], options: dict[str, Any], given: list[str], signals: Any) -> int:
     from ..sandbox import AsyncSandbox
+    from .opening import open_box
     from .options import environment
     from .run import execute
     from .session import Wiring
@@ -64,7 +65,7 @@ async def _session(name: str | None, argv: list[str], options: dict[str, Any], g
     if name is None:
         box = AsyncSandbox(**sandbox_arguments(options))
     else:
-        box = await AsyncSandbox.connect(name)
+        box = await open_box(name)
         options["exec_user"] = options["user"] if "user" in given else None
         options["cwd"] = options["workdir"] if "workdir" in given else None
         options["exec_env"] = environment(options["env"], options["env_files"])

@@ -95,8 +95,10 @@ class _Look:
     async def _row(self, info: SandboxInfo) -> _Row:
         from ..sandbox import AsyncSandbox
 
-        if info.state == "dead":
-            return _Row(info, None, None, f"dead: {info.reason}")
+        if info.state in ("dead", "paused"):  # asking a paused one would wake it
+            from .saved import state_text
+
+            return _Row(info, None, None, state_text(info))
         try:
             metrics = await (await AsyncSandbox.connect(info.id)).metrics()
         except SlopletError as error:

@@ -1,0 +1,46 @@
+"""Words that a shell can complete, from the records of this SLOPLET_HOME. A prompt is no place for errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..state.store import Store
+
+
+def sandboxes(incomplete: str) -> list[str]:
+    """What the keeper holds: names, ids of those without."""
+    try:
+        store = _store()
+        known = store.list() if store is not None else []
+    except Exception:
+        return []
+    refs = [info.name or info.id for info in known if info.holder == "keeper"]
+    return [ref for ref in refs if ref.startswith(incomplete)]
+
+
+def snapshots(sandbox: str | None, incomplete: str) -> list[str]:
+    """Those of a sandbox: names, ids of those without."""
+    try:
+        store = _store()
+        known = store.list_snapshots(store.find(sandbox).id, "snapshot") if store is not None and sandbox else []
+    except Exception:
+        return []
+    return [ref for item in known if (ref := item.name or item.id).startswith(incomplete)]
+
+
+def templates(incomplete: str) -> list[str]:
+    try:
+        store = _store()
+        known = store.list_snapshots(None, "template") if store is not None else []
+    except Exception:
+        return []
+    return [item.name for item in known if item.name is not None and item.name.startswith(incomplete)]
+
+
+def _store() -> Store | None:
+    from ..state.home import Home
+    from ..state.store import Store
+
+    home = Home()
+    return Store(home) if home.database.exists() else None

@@ -1,0 +1,100 @@
+"""Saved states in words: snapshots, templates, and sandboxes that sleep or could be woken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .output import age, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..controller import Controller, SandboxInfo, Snapshot
+
+
+def called(snapshot: Snapshot) -> str:
+    """Its name, else its id: what other verbs take."""
+    return snapshot.name or snapshot.id
+
+
+def kind_text(snapshot: Snapshot) -> str:
+    """live, or what "disk" means."""
+    if snapshot.kind != "disk":
+        return snapshot.kind
+    return f"disk (files only: the {snapshot.engine} engine cannot save processes)"
+
+
+def state_text(info: SandboxInfo) -> str:
+    """One line on a sandbox's state, with what to do about it."""
+    more = remark(info)
+    if info.state == "dead" and info.saved is None:
+        return f"dead: {more}" if more else "dead"
+    if info.state == "paused":
+        return f"paused {more}".rstrip()
+    return f"{info.state}, {more}" if more else info.state
+
+
+def remark(info: SandboxInfo, saved_bytes: int | None = None) -> str:
+    """What there is to say beside its state."""
+    if info.state == "paused":
+        parts = [f"for {age(info.saved_at)}"] if info.saved_at is not None else []
+        return ", ".join(parts + ([size(saved_bytes)] if saved_bytes is not None else []))
+    if info.state == "dead":
+        if info.saved is None:
+            return info.reason
+        again = f"checkpoint of {_ago(info.saved_at)}: `sloplet resume {info.name or info.id}`"
+        return f"{info.reason}; {again}" if info.reason else again
+    if info.recovered_from is not None:
+        return f"recovered from its checkpoint of {_ago(info.recovered_from)}"
+    return ""
+
+
+def _ago(when: float | None) -> str:
+    return "some time ago" if when is None else f"{age(when)} ago"
+
+
+async def look_at(ref: str) -> str:
+    """What a sandbox is now, for someone who has interrupted a verb."""
+    from ..keeper.client import keeper_controller
+
+    info = await (await keeper_controller()).find(ref)
+    return f"{ref} is {state_text(info)}"
+
+
+async def saved_size(controller: Controller, info: SandboxInfo) -> int | None:
+    """How large the state is that it would go on from; None if nobody knows."""
+    from ..errors import SnapshotError
+
+    if info.saved is None:
+        return None
+    try:
+        return (await controller.find_snapshot(info.saved, info.id)).bytes
+    except SnapshotError:
+        return None
+
+
+def lines(snapshot: Snapshot, parent: Snapshot | None) -> list[tuple[str, str]]:
+    """For ``inspect``: what is known, line by line."""
+    spec = snapshot.spec
+    found = [
+        ("name", snapshot.name or "-"),
+        ("id", snapshot.id),
+        ("role", snapshot.role),
+        ("kind", kind_text(snapshot)),
+        ("of", f"{snapshot.sandbox_name or '-'} ({snapshot.sandbox})"),
+        ("parent", "-" if snapshot.parent is None else (called(parent) if parent else snapshot.parent)),
+        ("engine", snapshot.engine),
+        ("image", spec.image),
+        ("age", age(snapshot.created_at)),
+        ("size", size(snapshot.bytes)),
+        ("limits", f"{spec.limits.cpus:g} CPUs, {size(spec.limits.memory)} memory, {size(spec.limits.disk)} disk"),
+    ]
+    if snapshot.note:
+        found.append(("before", snapshot.note))
+    return found
+
+
+def document(snapshots: Sequence[Snapshot], infos: Sequence[SandboxInfo]) -> list[dict[str, Any]]:
+    """For --json: flat, each with its parent, and ``head`` where its sandbox is now."""
+    heads = {info.id: info.head for info in infos}
+    return [{**item.to_dict(), "head": heads.get(item.sandbox) == item.id} for item in snapshots]

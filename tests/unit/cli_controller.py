@@ -1,0 +1,128 @@
+"""A Controller without sandboxes behind it: records only, with the refusals that the CLI has to show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sloplet.controller import Change, Diff, SandboxInfo, Snapshot
+from sloplet.errors import SandboxNotFound, SnapshotInUse, SnapshotNotFound, UnsupportedOperation
+from sloplet.spec import SandboxSpec
+
+
+def info(name: str, **changes: Any) -> SandboxInfo:
+    made = SandboxInfo(
+        f"id-{name}", name, "running", "gvisor", "gvisor", "keeper", time.time() - 90, None, "/workspace",
+        SandboxSpec.make(name),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+class Records:
+    """What the verbs of docs/live.md ask a controller."""
+
+    def __init__(self, *boxes: SandboxInfo) -> None:
+        self.boxes = {box.id: box for box in boxes}
+        self.saved: list[Snapshot] = []
+        self.changes: tuple[Change, ...] = ()
+        self.asked: list[tuple[Any, ...]] = []
+
+    def put(self, box: SandboxInfo, **changes: Any) -> SandboxInfo:
+        self.boxes[box.id] = replace(box, **changes)
+        return self.boxes[box.id]
+
+    def add(self, box: str, name: str | None, parent: str | None = None, **changes: Any) -> Snapshot:
+        owner = self.boxes[f"id-{box}"]
+        number = len(self.saved) + 1
+        values: dict[str, Any] = {"role": "snapshot", "kind": "live", "note": "", **changes}
+        made = Snapshot(
+            id=f"snap{number:04}", name=name, sandbox=owner.id, sandbox_name=owner.name, parent=parent,
+            engine=owner.engine, created_at=time.time() - 60 + number, bytes=number * 2**20, spec=owner.spec, **values,
+        )  # fmt: skip
+        self.saved.append(made)
+        return made
+
+    async def find(self, ref: str) -> SandboxInfo:
+        for box in self.boxes.values():
+            if ref in (box.id, box.name):
+                return box
+        raise SandboxNotFound(f"there is no sandbox {ref!r}", hint="see `sloplet ls`")
+
+    async def list(self) -> list[SandboxInfo]:
+        return [*self.boxes.values()]
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        box = self.boxes[sandbox_id]
+        if box.engine != "gvisor":
+            raise UnsupportedOperation(
+                f"the {box.engine} engine cannot save processes", hint="create it with --engine gvisor"
+            )
+        state = self.add(box.name or "", None, role="pause")
+        return self.put(box, state="paused", saved=state.id, saved_at=time.time())
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        box = self.boxes[sandbox_id]
+        recovered = box.saved_at if box.state == "dead" else box.recovered_from
+        return self.put(box, state="running", saved=None, saved_at=None, recovered_from=recovered)
+
+    async def snapshot(
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+    ) -> Snapshot:
+        box = self.boxes[sandbox_id]
+        kind = "live" if box.engine == "gvisor" else "disk"
+        made = self.add(box.name or "", name, box.head, role=role, note=note, kind=kind)
+        self.put(box, head=made.id)
+        return made
+
+    async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> Any:
+        return [s for s in self.saved if sandbox_id in (None, s.sandbox) and role in (None, s.role)]
+
+    async def find_snapshot(self, ref: str, sandbox_id: str | None = None) -> Snapshot:
+        role = "template" if sandbox_id is None else "snapshot"
+        for item in self.saved:
+            if ref == item.id or (ref == item.name and item.role == role and sandbox_id in (None, item.sandbox)):
+                return item
+        raise SnapshotNotFound(f"there is no snapshot {ref!r}", hint="see `sloplet snapshots`")
+
+    async def delete_snapshot(self, snapshot_id: str, *, force: bool = False) -> None:
+        below = [item.name or item.id for item in self.saved if item.parent == snapshot_id]
+        if below and not force:
+            raise SnapshotInUse(f"{', '.join(below)} descends from {snapshot_id}", hint="delete those first")
+        self.saved = [item for item in self.saved if item.id != snapshot_id]
+
+    async def fork(
+        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+    ) -> Any:
+        self.asked.append(("fork", sandbox_id, count, list(names or ()), snapshot))
+        children = [info(name) for name in names or ()]
+        self.boxes.update({child.id: child for child in children})
+        return children
+
+    async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:
+        self.asked.append(("rollback", sandbox_id, snapshot_id))
+        return self.put(self.boxes[sandbox_id], head=snapshot_id)
+
+    async def undo(self, sandbox_id: str, steps: int = 1) -> Snapshot:
+        points = [s for s in self.saved if s.sandbox == sandbox_id and s.role == "undo"]
+        if len(points) < steps:
+            raise SnapshotNotFound("nothing is kept to go back to", hint="create it with --undo N")
+        return points[-steps]
+
+    async def diff(self, sandbox_id: str, against: str | None = None, *, text: bool = True) -> Diff:
+        self.asked.append(("diff", sandbox_id, against, text))
+        return Diff(against or "image", self.changes)
+
+    async def export(self, sandbox_id: str, path: str, *, image: bool = True) -> Snapshot:
+        self.asked.append(("export", sandbox_id, path, image))
+        with open(path, "xb") as file:
+            file.write(b"x" * 2048)
+        return self.add(self.boxes[sandbox_id].name or "", None, role="export")
+
+    async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
+        self.asked.append(("load", path, name))
+        return info(name or "loaded")
+
+    async def kill(self, sandbox_id: str) -> None:
+        del self.boxes[sandbox_id]
