@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from .controller import SandboxInfo
-from .engines.base import Engine, Instance
-from .errors import EngineError, ProtocolError, SandboxDead, SlopletError, StartFailed
+from .engines.base import Engine, Instance, ResolvedImage
+from .errors import EngineError, ProtocolError, SandboxDead, SaveFailed, SlopletError, StartFailed
+from .spec import SandboxSpec
 from .wire.fields import Fields
 from .wire.mux import HostMux
 from .wire.schema import HelloFlag, Op, Tag
 
 T = TypeVar("T")
 _RING = 262144
+_FREEZE = 5.0  # for everything inside to stand still
+_FREEZE_ANSWER = 30.0
 
 
 @dataclass
@@ -29,7 +32,15 @@ class Live:
     engine: Engine
     instance: Instance
     mux: HostMux
+    spec: SandboxSpec  #: what it runs as: as asked for, and what its template adds
+    image: ResolvedImage
+    place: str  #: the id that its engine and its folder know it by: another than its own after a rollback
     ending: bool = False
+    farewell: SlopletError | None = None  #: what whoever still waits on it is told; None: that it is dead
+    gate: asyncio.Event | None = None  #: while it stands still, nothing is asked of it: wait for this and look again
+    expires: float | None = None  #: by the loop's clock
+    used: float = 0.0  #: when something was last asked of it, by the loop's clock
+    chores: list[asyncio.Task[None]] = field(default_factory=list)  #: idle sleep, checkpoints
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     watcher: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -39,11 +50,13 @@ class Live:
     overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
 
 
-def hello_fields(instance: Instance) -> Fields:
+def hello_fields(instance: Instance, generation: str) -> Fields:
+    """Who it is from now on. A restored one takes all of it, fresh entropy too, before anything in it goes on."""
     config = instance.hello
     fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
     fields.add(Tag.FLAGS, int(HelloFlag.NO_USERS) if config.no_users else 0)
     fields.add(Tag.ENTROPY, secrets.token_bytes(32))
+    fields.add(Tag.GENERATION, f"{generation}-{secrets.token_hex(8)}")
     if config.home is not None:
         fields.add(Tag.HOME, config.home)
     if config.hostname is not None:
@@ -91,6 +104,27 @@ async def feel_pulse(live: Live, timeout: float) -> None:
     except TimeoutError:
         live.fault = live.fault or "its agent does not answer any more"
         live.instance.kill()
+
+
+async def freeze(live: Live) -> None:
+    """Stop everything in it; the agent says nothing more until ``thaw`` or HELLO. SaveFailed if it does not answer."""
+    request = Fields((Tag.OP, int(Op.FREEZE)), (Tag.TIMEOUT_MS, int(_FREEZE * 1000)))
+    try:
+        async with asyncio.timeout(_FREEZE + _FREEZE_ANSWER):
+            await live.mux.open(request).result()
+    except TimeoutError:
+        raise SaveFailed(
+            "the sandbox's agent does not answer, so its state cannot be saved", hint="try again"
+        ) from None
+
+
+async def thaw(live: Live) -> None:
+    """Let it go on. One that is dead or does not answer is its watcher's matter."""
+    try:
+        async with asyncio.timeout(_FREEZE_ANSWER):
+            await live.mux.open(Fields((Tag.OP, int(Op.THAW)))).result()
+    except (TimeoutError, SlopletError):
+        pass
 
 
 def dead_error(info: SandboxInfo, reason: str) -> SandboxDead:

@@ -10,14 +10,14 @@ import asyncio
 import atexit
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from .controller import Event, SandboxInfo, Stream
+from .controller import Diff, Event, SandboxInfo, Snapshot, Stream
 from .engines import registry
-from .engines.base import Engine, Guarantee, HostStats, ResolvedImage, StartRequest
+from .engines.base import Guarantee, HostStats, ResolvedImage, StartRequest
 from .errors import EngineError, ProtocolError, SandboxDead, SandboxNotFound, SlopletError, StartFailed
 from .events import EventBus
 from .live import (
@@ -34,12 +34,17 @@ from .live import (
 from .spec import SandboxSpec
 from .state.home import Home, new_id
 from .state.locks import Owner
+from .state.snapshots import SnapshotStore
 from .state.store import Store
+from .timeline import Origin, Timeline
 from .wire.fields import Fields
 from .wire.mux import HostMux, HostStream
 from .wire.schema import Op, Tag
 
 T = TypeVar("T")
+_Infos = list[SandboxInfo]  # spelled here: inside Runtime, `list` is its method
+_Snapshots = list[Snapshot]
+_Lives = list[Live]
 _NO_ROOM = "is the machine, or this process, out of files, memory or disk space?"
 _START_TIMEOUT = 30.0
 _LAST_WORDS = 0.2
@@ -56,6 +61,7 @@ class Runtime:
     def __init__(self, home: Home | None = None, *, holder: str = "embedded") -> None:
         self.home = home or Home()
         self.store = Store(self.home)
+        self.saved = SnapshotStore(self.home, self.store)
         self.holder = holder
         self.bus = EventBus()
         self.on_gone: Callable[[], None] | None = None  # called after each sandbox that ends
@@ -64,6 +70,7 @@ class Runtime:
         self._state = ThreadPoolExecutor(1, thread_name_prefix="sloplet-state")
         self._dead_reasons: dict[str, str] = {}  # of embedded sandboxes that died; bounded
         self._reaped = False
+        self.timeline = Timeline(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pid = os.getpid()
         _runtimes.add(self)
@@ -79,20 +86,26 @@ class Runtime:
             raise StartFailed(f"the sandbox could not be made: {error}", hint=_NO_ROOM) from error
 
     async def _create(self, spec: SandboxSpec) -> SandboxInfo:
-        engine = registry.choose(spec)
-        image = await self._image(spec)
+        async with self.timeline.origin(spec) as origin:
+            live = await self.make(spec, origin)
+        return live.info
+
+    async def make(self, spec: SandboxSpec, origin: Origin) -> Live:
+        """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure."""
         sandbox_id = new_id()
 
         def begin() -> tuple[str, SandboxInfo]:
-            self.home.open()
-            if not self._reaped:
-                self._reaped = True
-                self.reap()
-            owner = self._owner.token
-            request = StartRequest(sandbox_id, spec, image, self.home.place(owner, sandbox_id))
-            engine.check(request)
+            owner = self.owner()
+            engine = origin.engine
+            engine.check(StartRequest(sandbox_id, origin.spec, origin.image, self.home.place(owner, sandbox_id)))
             info = self.store.reserve(
-                sandbox_id, spec, engine=engine.name, rung=engine.rung, holder=self.holder, owner=owner
+                sandbox_id,
+                spec,
+                engine=engine.name,
+                rung=engine.rung,
+                holder=self.holder,
+                owner=owner,
+                head=origin.head,
             )
             try:
                 self.home.make_place(owner, sandbox_id)
@@ -102,23 +115,20 @@ class Runtime:
             return owner, info
 
         # Shielded: a cancelled caller must not leave a record behind that nobody knows of.
-        begun = asyncio.ensure_future(self._on_state(begin))
+        begun = asyncio.ensure_future(self.on_state(begin))
         try:
             owner, info = await asyncio.shield(begun)
         except asyncio.CancelledError:
             owner, _ = await begun
-            await self._on_state(lambda: self._forget(owner, sandbox_id))
+            await self.on_state(lambda: self.forget(owner, sandbox_id))
             raise
         try:
-            live = await self._start(
-                engine, StartRequest(sandbox_id, spec, image, self.home.place(owner, sandbox_id)), info, owner
-            )
+            live = await self.bring_up(info, owner, origin, sandbox_id)
         except BaseException:
-            await asyncio.shield(self._on_state(lambda: self._forget(owner, sandbox_id)))
+            await asyncio.shield(self.on_state(lambda: self.forget(owner, sandbox_id)))
             raise
-        marked = self._background(
-            self._on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir))
-        )
+        self.install(live)
+        marked = self.background(self.on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir)))
         if self.holder == "keeper":  # one that was acknowledged must be on record if the keeper dies
             try:
                 await asyncio.shield(marked)
@@ -126,24 +136,29 @@ class Runtime:
                 await asyncio.shield(self.kill(sandbox_id))
                 raise
         if spec.ttl is not None:
-            live.timer = asyncio.get_running_loop().call_later(spec.ttl, self._expire, sandbox_id)
-        self.bus.emit(sandbox_id, "started", engine=engine.name, name=spec.name)
-        return live.info
+            self.set_expiry(live, spec.ttl)
+        self.bus.emit(sandbox_id, "started", engine=live.engine.name, name=spec.name)
+        return live
 
     async def find(self, ref: str) -> SandboxInfo:
         live = self._live.get(ref) or next((item for item in self._live.values() if _named(item.info, ref)), None)
         if live is not None:
             return live.info
-        return await self._on_state(lambda: self.store.find(ref))
+        return await self.on_state(lambda: self.store.find(ref))
 
     async def list(self) -> list[SandboxInfo]:
-        return await self._on_state(self.store.list)
+        return await self.on_state(self.store.list)
 
     async def open(self, sandbox_id: str, request: Fields) -> Stream:
-        live = self._held(sandbox_id)
+        live = self._live.get(sandbox_id)
+        if live is None or live.ending or live.gate is not None:
+            live = await self.timeline.awake(sandbox_id)
+        if live.spec.undo and request.integer(Tag.OP) == Op.EXEC:
+            live = await self.timeline.before_command(live, request)
         if live.mux.congested:
             await live.mux.drained()
         stream = live.mux.open(request)
+        live.used = asyncio.get_running_loop().time()
         if live.quiet is None:
             self._listen(live)
         if request.integer(Tag.OP) in _COMMAND_OPS:
@@ -162,14 +177,64 @@ class Runtime:
             ours = not live.ending
             if ours:
                 live.ending = True
-                self._background(self._end(live, "killed"))
+                self.background(self._end(live, "killed"))
             await live.gone.wait()
             if ours:
                 return
-        # It was dead, or just died: a keeper keeps a record of that, which goes now.
-        record = await self._on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
-        if record is not None and record.info.state == "dead":
-            await self._on_state(lambda: self._forget(record.owner, record.info.id))
+        else:
+            async with self.timeline.turn(sandbox_id):  # one that is just being woken
+                pass
+            if sandbox_id in self._live:
+                return await self.kill(sandbox_id)
+        # It was dead or paused, or just died: its record goes now, and all that was saved of it.
+        record = await self.on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
+        if record is not None and record.info.state in ("dead", "paused"):
+            await self.on_state(lambda: self.forget(record.owner, record.info.id))
+
+    # -- live state: see timeline.py ---------------------------------------------------
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        return await self.timeline.pause(sandbox_id)
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        return await self.timeline.resume(sandbox_id)
+
+    async def release(self, sandbox_id: str) -> None:
+        await self.timeline.release(sandbox_id)
+
+    async def snapshot(
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+    ) -> Snapshot:
+        return await self.timeline.snapshot(sandbox_id, name, role=role, note=note)
+
+    async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
+        return await self.on_state(lambda: self.store.list_snapshots(sandbox_id, role))
+
+    async def find_snapshot(self, ref: str, sandbox_id: str | None = None) -> Snapshot:
+        return await self.on_state(lambda: self.store.find_snapshot(ref, sandbox_id))
+
+    async def delete_snapshot(self, snapshot_id: str, *, force: bool = False) -> None:
+        await self.off_loop(lambda: self.saved.delete(snapshot_id, force=force))
+
+    async def fork(
+        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+    ) -> _Infos:
+        return await self.timeline.fork(sandbox_id, count, names=names, snapshot=snapshot)
+
+    async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:
+        return await self.timeline.rollback(sandbox_id, snapshot_id)
+
+    async def undo(self, sandbox_id: str, steps: int = 1) -> Snapshot:
+        return await self.timeline.undo(sandbox_id, steps)
+
+    async def diff(self, sandbox_id: str, against: str | None = None, *, text: bool = True) -> Diff:
+        return await self.timeline.diff(sandbox_id, against, text=text)
+
+    async def export(self, sandbox_id: str, path: str, *, image: bool = True) -> Snapshot:
+        return await self.timeline.export(sandbox_id, path, image=image)
+
+    async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
+        return await self.timeline.load(path, name=name)
 
     async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
         live = self._held(sandbox_id)
@@ -185,8 +250,10 @@ class Runtime:
         return self.bus.listen(sandbox_id)
 
     async def end_all(self, reason: str, *, grace: float = 2.0) -> None:
-        """End every sandbox, its commands first being asked to, and leave it on record as dead with the reason
-        (what is embedded is forgotten, as ever)."""
+        """End every sandbox. A named one whose engine can save it is paused; of the others commands are first asked
+        to end, and they stay on record as dead with the reason (what is embedded is forgotten, as ever)."""
+        if self.holder == "keeper":
+            await self.timeline.pause_all()
         lives = [live for live in self._live.values() if not live.ending]
         for live in lives:
             live.ending = True
@@ -194,21 +261,26 @@ class Runtime:
         if asked:
             await within(asyncio.gather(*asked), grace + 1)
         for live in lives:
-            self._background(self._end(live, "died", reason=reason))
+            self.background(self._end(live, "died", reason=reason))
         await asyncio.gather(*(live.gone.wait() for live in list(self._live.values())))
 
     async def aclose(self) -> None:
         await asyncio.gather(*(self.kill(sandbox_id) for sandbox_id in list(self._live)))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self._on_state(self._release)
+        await self.on_state(self._release)
         self._state.shutdown(wait=False)
         _runtimes.discard(self)
 
     @property
     def held(self) -> int:
-        """How many sandboxes this process holds."""
-        return len(self._live)
+        """How many sandboxes this process holds, or is about to (a wake, a fork)."""
+        return len(self._live) + self.timeline.at_work
+
+    @property
+    def changing(self) -> bool:
+        """Whether some sandbox is just changing its state: it may be on record as starting."""
+        return self.timeline.at_work > 0
 
     def holds(self, sandbox_id: str) -> bool:
         """Whether that sandbox is in this process."""
@@ -226,22 +298,37 @@ class Runtime:
 
     # -- starting ------------------------------------------------------------------
 
-    async def _image(self, spec: SandboxSpec) -> ResolvedImage:
+    def owner(self) -> str:
+        """Our token, for what we are about to hold. Cleans up after dead holders the first time."""
+        self.home.open()
+        if not self._reaped:
+            self._reaped = True
+            self.reap()
+        return self._owner.token
+
+    async def resolve(self, spec: SandboxSpec) -> ResolvedImage:
         if spec.image == "host":
             return ResolvedImage("host")
         from .images.resolve import resolve
 
-        return await self._on_state(lambda: resolve(spec.image, self.home))
+        return await self.on_state(lambda: resolve(spec.image, self.home))
 
-    async def _start(self, engine: Engine, request: StartRequest, info: SandboxInfo, owner: str) -> Live:
-        instance = await engine.start(request)
+    async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str) -> Live:
+        """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``."""
+        spec = origin.spec
+        if place != info.id or spec.name != info.name:  # its host name is its own, wherever it comes from
+            spec = replace(spec, name=info.name, hostname=spec.hostname or info.name or info.id)
+        request = StartRequest(place, spec, origin.image, self.home.place(owner, place), origin.restore)
+        instance = await origin.engine.start(request)
         mux: HostMux | None = None
         try:
             mux = HostMux(instance.read_fd, instance.write_fd)
-            mux.hello(hello_fields(instance))
+            mux.hello(hello_fields(instance, info.id))
             await first_answer(instance, mux, _START_TIMEOUT)
             info = replace(info, state="running", workdir=instance.hello.workdir)
-            live = Live(info, owner, engine, instance, mux)
+            live = Live(info, owner, origin.engine, instance, mux, origin.spec, origin.image, place)
+            live.used = asyncio.get_running_loop().time()
+            await origin.lay_out(live)
         except BaseException:
             if mux is not None:
                 mux.fail(SandboxDead("the sandbox did not start"))
@@ -249,11 +336,37 @@ class Runtime:
             close_fds(instance)
             await asyncio.shield(wait_and_clean(instance))
             raise
-        mux.set_on_lost(lambda error: self._on_lost(live, error))
-        mux.annotate = lambda stream, result: self._annotate(live, stream, result)
-        self._live[request.id] = live
-        live.watcher = self._background(self._watch(live))
         return live
+
+    def install(self, live: Live) -> None:
+        """From now on it is held, under its id."""
+        live.mux.set_on_lost(lambda error: self._on_lost(live, error))
+        live.mux.annotate = lambda stream, result: self._annotate(live, stream, result)
+        self._live[live.info.id] = live
+        live.watcher = self.background(self._watch(live))
+        self.timeline.tend(live)
+
+    async def discard(self, live: Live) -> None:
+        """End one that was brought up and is not wanted after all."""
+        await self._stop(live, SandboxDead("the sandbox was not wanted any more"))
+
+    def find_live(self, sandbox_id: str) -> Live | None:
+        """The sandbox, if it is held here, also on its way out."""
+        return self._live.get(sandbox_id)
+
+    def held_live(self, sandbox_id: str) -> Live | None:
+        """The sandbox, if it is held here and not on its way out."""
+        live = self._live.get(sandbox_id)
+        return live if live is not None and not live.ending else None
+
+    def lives(self) -> _Lives:
+        return [live for live in self._live.values() if not live.ending]
+
+    def set_expiry(self, live: Live, seconds: float) -> None:
+        """It ends by itself after so many seconds, by a clock that does not jump."""
+        loop = asyncio.get_running_loop()
+        live.expires = loop.time() + seconds
+        live.timer = loop.call_later(max(seconds, 0.0), self._expire, live.info.id)
 
     # -- ending --------------------------------------------------------------------
 
@@ -274,49 +387,71 @@ class Runtime:
         live.quiet = None
         if live.ending or not live.mux.waiting:
             return
-        if live.mux.heard == before:
-            self._background(feel_pulse(live, _PATIENCE))
+        if live.mux.heard == before and live.gate is None:
+            self.background(feel_pulse(live, _PATIENCE))
         self._listen(live)
 
     def _suspect(self, live: Live, stream_id: int) -> None:
         live.overdue.pop(stream_id, None)
-        if not live.ending:
-            self._background(feel_pulse(live, _PULSE))
+        if not live.ending and live.gate is None:
+            self.background(feel_pulse(live, _PULSE))
 
     async def _watch(self, live: Live) -> None:
         """Wait for a sandbox's end, whoever brings it about, and tell everybody who waits on it."""
         ended = await live.instance.wait()
         reason = live.fault or ended.reason
-        live.mux.fail(dead_error(live.info, "it was closed" if live.ending else reason))
+        live.mux.fail(live.farewell or dead_error(live.info, "it was closed" if live.ending else reason))
         if not live.ending:
             live.ending = True
             await self._end(live, "died", reason=reason, oom=ended.oom)
 
-    async def _end(self, live: Live, event: str, *, reason: str = "", oom: bool = False) -> None:
-        """The one way a held sandbox goes. Runs as a task of its own, so nobody's cancellation stops it."""
-        sandbox_id = live.info.id
-        if live.timer is not None:
-            live.timer.cancel()
-        for timer in (live.quiet, *live.overdue.values()):
+    async def _stop(self, live: Live, farewell: SlopletError) -> None:
+        """End every process of it, and remove what only they needed. Should that fail (a failing disk), what is left
+        is the reaper's."""
+        live.ending = True
+        live.farewell = live.farewell or farewell
+        for timer in (live.timer, live.quiet, *live.overdue.values()):
             if timer is not None:
                 timer.cancel()
+        for chore in live.chores:
+            if chore is not asyncio.current_task():
+                chore.cancel()
         live.instance.kill()
         await live.instance.wait()
-        live.mux.fail(dead_error(live.info, reason or "it was closed"))
+        live.mux.fail(live.farewell)
         close_fds(live.instance)
+        live.instance.cleanup()
+        await self.on_state(lambda: self.home.remove_place(live.owner, live.place))
+
+    async def put_away(self, live: Live, farewell: SlopletError, *, after: Live | None = None) -> None:
+        """End its processes, and leave its record to the caller: it is paused, or ``after`` goes on in its place."""
+        try:
+            await self._stop(live, farewell)
+        finally:
+            if after is None:
+                self._live.pop(live.info.id, None)
+            live.gone.set()
+            if live.gate is not None:
+                live.gate.set()
+            if self.on_gone is not None:
+                self.on_gone()
+
+    async def _end(self, live: Live, event: str, *, reason: str = "", oom: bool = False) -> None:
+        """The one way a held sandbox goes for good. Runs as a task of its own, so nobody's cancellation stops it."""
+        sandbox_id = live.info.id
         died = event == "died"
 
         def finish() -> None:
-            self.home.remove_place(live.owner, sandbox_id)
             if died and self.holder == "keeper":
                 self.store.mark_dead(sandbox_id, reason, disown=True)
             else:
+                self.saved.delete_of_sandbox(sandbox_id)
                 self.store.remove(sandbox_id)
 
         try:
             # Should this fail (a failing disk), the record stays for the reaper, and nobody waits for us in vain.
-            live.instance.cleanup()
-            await self._on_state(finish)
+            await self._stop(live, dead_error(live.info, reason or "it was closed"))
+            await self.on_state(finish)
         except OSError as error:
             if isinstance(error, SlopletError):
                 raise
@@ -326,6 +461,8 @@ class Runtime:
                 _remember(self._dead_reasons, sandbox_id, reason)
             self._live.pop(sandbox_id, None)
             live.gone.set()
+            if live.gate is not None:
+                live.gate.set()
             if self.on_gone is not None:
                 self.on_gone()
             self.bus.emit(sandbox_id, event, reason=reason, oom=oom)
@@ -334,11 +471,12 @@ class Runtime:
         live = self._live.get(sandbox_id)
         if live is not None and not live.ending:
             live.ending = True
-            self._background(self._end(live, "expired", reason="its time to live was over"))
+            self.background(self._end(live, "expired", reason="its time to live was over"))
 
-    def _forget(self, owner: str, sandbox_id: str) -> None:
+    def forget(self, owner: str, sandbox_id: str) -> None:
         if owner:
             self.home.remove_place(owner, sandbox_id)
+        self.saved.delete_of_sandbox(sandbox_id)
         self.store.remove(sandbox_id)
 
     def _release(self) -> None:
@@ -356,11 +494,11 @@ class Runtime:
         for live in lives:
             try:
                 live.instance.cleanup()
+                self.home.remove_place(live.owner, live.place)
                 if self.holder == "keeper":
-                    self.home.remove_place(live.owner, live.info.id)
                     self.store.mark_dead(live.info.id, "its keeper ended", disown=True)
                 else:
-                    self._forget(live.owner, live.info.id)
+                    self.forget(live.owner, live.info.id)
             except (SlopletError, OSError):
                 pass  # the next start reaps what is left
         try:
@@ -378,6 +516,7 @@ class Runtime:
 
     def _annotate(self, live: Live, stream: HostStream, result: Fields) -> Fields:
         """Add OOM where the memory limit killed something while the command ran; what the agent says of it stays."""
+        live.used = asyncio.get_running_loop().time()
         if stream.id not in live.running:
             return result
         before = live.running.pop(stream.id)
@@ -403,26 +542,40 @@ class Runtime:
             self.bus.emit(sandbox_id, "command.started", command=argv)
 
     def _held(self, sandbox_id: str) -> Live:
-        live = self._live.get(sandbox_id)
-        if live is not None and not live.ending:
-            return live
+        live = self.held_live(sandbox_id)
+        if live is None:
+            raise self.not_held(sandbox_id)
+        return live
+
+    def not_held(self, sandbox_id: str, info: SandboxInfo | None = None) -> SlopletError:
+        """Why nothing can be asked of a sandbox here."""
         if sandbox_id in self._dead_reasons:
-            raise SandboxDead(f"the sandbox is dead: {self._dead_reasons[sandbox_id]}", hint="make a new one")
+            return SandboxDead(f"the sandbox is dead: {self._dead_reasons[sandbox_id]}", hint="make a new one")
+        live = self._live.get(sandbox_id)
         if live is not None:
-            live.mux.check()  # one that has just died says of what
-            raise SandboxDead("the sandbox is being closed")
-        raise SandboxNotFound(
+            try:
+                live.mux.check()  # one that has just died says of what
+            except SlopletError as error:
+                return error
+            return SandboxDead("the sandbox is being closed")
+        if info is not None and info.state == "dead":
+            return dead_error(info, info.reason)
+        return SandboxNotFound(
             f"there is no running sandbox {sandbox_id}", hint="it was closed, or it died: `sloplet ls`"
         )
 
-    async def _on_state(self, job: Callable[[], T]) -> T:
+    async def off_loop(self, job: Callable[[], T]) -> T:
+        """What may take seconds (hashing), in a thread of its own; finished even if the caller is cancelled."""
+        return await asyncio.shield(self.background(asyncio.to_thread(job)))
+
+    async def on_state(self, job: Callable[[], T]) -> T:
         try:
             work = asyncio.get_running_loop().run_in_executor(self._state, job)
         except RuntimeError as error:
             raise EngineError(f"no thread can be started: {error}", hint=_NO_ROOM) from error
         return await work
 
-    def _background(self, work: Any) -> asyncio.Task[Any]:
+    def background(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

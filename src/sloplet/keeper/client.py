@@ -24,6 +24,7 @@ from ..wire.mux import HostStream
 from ..wire.schema import MAX_OPEN, Op, Tag
 from . import LEAVING, from_body, to_body
 from .connection import HELLO_TIMEOUT, Connection, connect
+from .history import KeeperHistory
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -32,10 +33,11 @@ T = TypeVar("T")
 _TRIES = 5
 _SETTLE = 8.0
 _PATIENCE = 30.0
+_ANY_VERSION = ("find", "list", "kill", "status")
 _NOBODY = object()  # the answer of a keeper that does not run
 
 
-class KeeperClient:
+class KeeperClient(KeeperHistory):
     """See ``Controller`` for what each method promises. ``start`` False: never start a keeper."""
 
     def __init__(self, home: Home, *, start: bool = True) -> None:
@@ -84,7 +86,7 @@ class KeeperClient:
         if connection is None or connection.lost:
             connection = await self._connected()
             if connection is None:
-                raise await self._why_not(sandbox_id)
+                connection = await self._to_wake(sandbox_id)
         connection.check_version()
         if connection.mux.congested:
             await connection.mux.drained()
@@ -146,7 +148,7 @@ class KeeperClient:
                 return _NOBODY
             if connection is None:
                 continue
-            if method in ("guarantees", "stats"):
+            if method not in _ANY_VERSION:
                 connection.check_version()
             try:
                 return await _call(connection, request)
@@ -156,6 +158,36 @@ class KeeperClient:
                     raise
                 connection.close()
         raise KeeperError("keepers come and go, and none stays to answer", hint="try again")
+
+    async def _look(self, method: str, offline: Callable[[Runtime], Awaitable[Any]], **params: Any) -> Any:
+        found = await self._ask(method, **params)
+        if found is _NOBODY:
+            self.home.open()
+            return await self._offline(offline, lambda: None)
+        return found
+
+    async def _do(self, method: str, **params: Any) -> Any:
+        request = _request(method, **params)
+        while True:
+            connection = await self._ours()
+            try:
+                return await _call(connection, request)
+            except SlopletError as error:
+                if _is_leaving(error):
+                    connection.close()
+                    continue
+                if connection.lost:
+                    raise KeeperError(
+                        f"the keeper ended in the middle of {method!r}", hint="`sloplet ls` shows what is there"
+                    ) from error
+                raise
+
+    async def _to_wake(self, sandbox_id: str) -> Connection:
+        """No keeper runs. One is started for a sandbox that sleeps; of others it is said why nobody can be asked."""
+        info = await self.find(sandbox_id)
+        if info.state == "paused" or (info.state == "dead" and info.saved is not None):
+            return await self._ours()
+        raise await self._why_not(sandbox_id)
 
     async def _connected(self) -> Connection | None:
         """The connection to the running keeper; None if none runs."""

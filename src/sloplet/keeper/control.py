@@ -22,6 +22,7 @@ from ..wire.fields import Fields, encode_record
 from ..wire.mux import AgentStream
 from ..wire.schema import Tag
 from . import LEAVING, MAX_BODY, error_close, to_body
+from .history import HistoryMethods
 
 if TYPE_CHECKING:
     from .server import Client, Server
@@ -40,6 +41,7 @@ class Control:
         self._runtime = server.runtime
         self.creating = 0
         self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name, while one or more try to make it
+        self._history = HistoryMethods(server)
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "find": self._find,
             "list": self._list,
@@ -66,12 +68,26 @@ class Control:
                 await self._events(stream, params.get("sandbox"))
             elif method in self._methods:
                 await _answer(stream, await self._methods[method](params))
+            elif method in self._history.methods:
+                await _answer(stream, await self._change(client, method, params))
             else:
                 raise KeeperError(f"the keeper knows no {method!r}")
         except SlopletError as error:
             stream.close(error_close(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             stream.close(error_close(KeeperError(f"the keeper does not understand: {type(error).__name__}: {error}")))
+
+    async def _change(self, client: Client, method: str, params: dict[str, Any]) -> Any:
+        self.creating += 1  # what it makes is no left-over of a dead keeper
+        try:
+            if params.get("sandbox") is not None:
+                await self._settled(str(params["sandbox"]))
+            return await self._history.methods[method](client, params)
+        except SandboxNotFound as error:
+            raise await self.why_closed(str(params.get("sandbox")), error) from None
+        finally:
+            self.creating -= 1
+            self._server.consider_leaving()
 
     async def why_closed(self, sandbox_id: str, error: SlopletError) -> SlopletError:
         """A better word than "there is no running sandbox", where the record has one."""
@@ -101,7 +117,9 @@ class Control:
         return info
 
     def _is_left_over(self, info: SandboxInfo) -> bool:
-        return not self._runtime.holds(info.id) and left_over(info) and not (info.state == "starting" and self.creating)
+        if self._runtime.holds(info.id) or not left_over(info):
+            return False
+        return not (info.state == "starting" and (self.creating or self._runtime.changing))
 
     async def _tidy(self) -> list[SandboxInfo]:
         """Everything on record, after cleaning up what dead programs left. The keeper before us may be dying just now:
@@ -188,6 +206,7 @@ class Control:
             if making.exception() is not None:
                 heard.cancel()
             info = making.result()
+            client.using.add(info.id)
             if not client.gone:
                 stream.reply(Fields((Tag.BODY, to_body({"result": info.to_dict()}))))
             if not await heard and not (client.gone and spec.name):
@@ -224,7 +243,7 @@ class Control:
 
 def left_over(info: SandboxInfo) -> bool:
     """On record as alive with a keeper: if that is not the one that runs, it is dead or dying."""
-    return info.holder == "keeper" and info.state != "dead"
+    return info.holder == "keeper" and info.state in ("starting", "running")
 
 
 def not_here(info: SandboxInfo) -> SlopletError:

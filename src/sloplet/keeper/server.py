@@ -182,6 +182,7 @@ class Client:
     def __init__(self, server: Server, connection: socket.socket) -> None:
         self.server = server
         self.gone = False
+        self.using: set[str] = set()  # sandboxes that this program has made, woken or asked, and not released
         self._socket = connection
         self._relays: set[Relay] = set()
         self._pending = 0
@@ -234,6 +235,7 @@ class Client:
             if not self.same_version:
                 raise other_version(self)
             back = cast(HostStream, await self.server.runtime.open(sandbox_id, request))
+            self.using.add(sandbox_id)
         except SlopletError as error:
             if not self.gone:
                 stream.close(error_close(await self.server.control.why_closed(sandbox_id, error)))
