@@ -8,5 +8,6 @@
 ``made``    what the runtime itself writes into every sandbox: no change of anybody's
 ``text``    unified diffs, with bounded work
 ``compare`` all of these together: ``diff_of`` gives the changes of ``Controller.diff``
-``apply``   chosen changes, written to a folder of the host
+``choose``  which changes go to the host, and where to (pure)
+``apply``   chosen changes, written to a folder of the host; ``target``: its single steps
 """

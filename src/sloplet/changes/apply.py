@@ -1,12 +1,32 @@
-"""Chosen changes, from a sandbox to a folder of this machine."""
+"""Chosen changes, from a sandbox to a folder of this machine.
+
+The sandbox is hostile while this goes on, and so may be what is in the target folder already. Everything is
+done by descriptors below that folder, without following a link (``fs.open_in``). A file gets its name when it is
+complete. What cannot be done safely is left out and told with the reason; it does not stop the rest.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 
+from .. import fs
 from ..controller import Diff
+from ..errors import FileError
 from ..files import AsyncFiles
+from ..transfer.common import DIR, host_errors, host_path, in_parallel, opened, stays_inside
+from ..transfer.download import MAX_DOWNLOAD
+from .choose import Chosen, choose
+from .reading import Reader, sandbox_reader
+from .target import opened_in, remove_content, same_file, temporary, umask
+
+GROWTH = 64 * 2**20  # how much larger than told a file may have become meanwhile
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -19,6 +39,270 @@ class Applied:
 
 
 async def apply(
-    files: AsyncFiles, diff: Diff, paths: list[str], to: str | os.PathLike[str], *, delete: bool = False
+    files: AsyncFiles,
+    diff: Diff,
+    paths: list[str],
+    to: str | os.PathLike[str],
+    *,
+    delete: bool = False,
+    max_bytes: int = MAX_DOWNLOAD,
 ) -> Applied:
-    raise NotImplementedError
+    """Bring what ``diff`` lists at or below ``paths`` to the folder ``to``, which is made if missing.
+
+    Of a folder that is named the content goes into ``to``; a file that is named goes there under its own name. A file
+    is taken as it is now. ``delete``: what was removed inside is removed there too. SpecError before anything is
+    written if the paths make no sense or two changes would go to one place; FileError if ``to`` cannot be used, or
+    more than ``max_bytes`` would be written.
+    """
+    chosen, idle = choose(diff.changes, paths)
+    target = host_path(to)
+    with host_errors(target):
+        os.makedirs(target, exist_ok=True)
+        with opened(target, DIR) as root:
+            job = _Apply(files, root, delete, max_bytes)
+            job.skipped += [(path, "nothing has changed there") for path in idle]
+            return await job.run(chosen)
+
+
+_Act = Callable[[Chosen], Awaitable[None]]
+
+
+class _Left(Exception):
+    """Something is left out; the text says why."""
+
+
+class _Apply:
+    """One ``apply``. ``root`` is the target folder."""
+
+    def __init__(self, files: AsyncFiles, root: int, delete: bool, max_bytes: int) -> None:
+        self.files = files
+        self.read: Reader = sandbox_reader(files)
+        self.root = root
+        self.delete = delete
+        self.left = self.max_bytes = max_bytes
+        self.made: set[tuple[int, int]] = set()  # device and inode of what this apply has put there
+        self.written: list[str] = []
+        self.removed: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
+
+    async def run(self, chosen: list[Chosen]) -> Applied:
+        gone = [one for one in chosen if one.change.kind == "removed"]
+        here = [one for one in chosen if one.change.kind != "removed"]
+        for one in reversed(gone):  # what is deeper first
+            await self.attempt(one, self.remove if self.delete else self.keep)
+        for one in here:
+            if one.change.type == "dir":
+                await self.attempt(one, self.folder)
+        await in_parallel([one for one in here if one.change.type == "file"], lambda one: self.attempt(one, self.file))
+        for one in here:
+            if one.change.type == "symlink":
+                await self.attempt(one, self.link)
+            elif one.change.type not in ("file", "dir"):
+                self.skipped.append((one.place, "it is neither a file nor a folder nor a link"))
+        for one in reversed(here):
+            if one.change.type == "dir" and "mode" in one.change.what:
+                await self.attempt(one, self.folder_mode)
+        return Applied(tuple(sorted(self.written)), tuple(sorted(self.removed)), tuple(sorted(self.skipped)))
+
+    async def attempt(self, one: Chosen, act: _Act) -> None:
+        try:
+            await act(one)
+        except _Left as why:
+            self.skipped.append((one.place, str(why)))
+        except FileError as error:
+            if error.errno == errno.EFBIG:
+                raise
+            self.skipped.append((one.place, f"it cannot be read in the sandbox: {error.message}"))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE):
+                raise
+            self.skipped.append((one.place, f"on this machine: {error.strerror}"))
+
+    # -- places ----------------------------------------------------------------------
+
+    @contextmanager
+    def above(self, place: str, *, make: bool = True) -> Iterator[tuple[int, str]]:
+        """The folder that a place is in, made if missing, and the last part of the name."""
+        folder, _, last = place.rpartition("/")
+        fd = self.open_folder(folder, make)
+        try:
+            yield fd, last
+        finally:
+            os.close(fd)
+
+    def open_folder(self, place: str, make: bool) -> int:
+        fd = os.dup(self.root)
+        for part in place.split("/") if place else ():
+            try:
+                below = self.step(fd, part, make)
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
+
+    def step(self, fd: int, part: str, make: bool) -> int:
+        try:
+            return fs.open_in(fd, part, DIR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if not make:
+                raise
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            raise _Left(f"{part!r} is a file or a link here, not a folder") from None
+        with suppress(FileExistsError):
+            os.mkdir(part, 0o777, dir_fd=fd)
+        return self.step(fd, part, make=False)
+
+    def note(self, fd: int, name: str) -> None:
+        info = os.lstat(name, dir_fd=fd)
+        self.made.add((info.st_dev, info.st_ino))
+
+    def there(self, fd: int, last: str) -> os.stat_result | None:
+        """What is at a place now. Left if this apply has put it there under another spelling."""
+        try:
+            info = os.lstat(last, dir_fd=fd)
+        except FileNotFoundError:
+            return None
+        if (info.st_dev, info.st_ino) in self.made and not stat.S_ISDIR(info.st_mode):
+            raise _Left("another name of the sandbox is the same on this machine (upper and lower case?)")
+        return info
+
+    # -- what is there now -------------------------------------------------------------
+
+    async def folder(self, one: Chosen) -> None:
+        if not one.place:
+            return  # the target folder itself
+        with self.above(one.place) as (fd, last):
+            old = self.there(fd, last)
+            if old is not None and stat.S_ISDIR(old.st_mode):
+                return
+            if old is not None:
+                if not (self.delete and "type" in one.change.what and stat.S_ISREG(old.st_mode)):
+                    raise _Left("it is a folder in the sandbox, and there is a file or a link of that name here")
+                os.unlink(last, dir_fd=fd)
+            os.mkdir(last, one.change.mode & 0o777 | 0o700, dir_fd=fd)
+            self.note(fd, last)
+        self.written.append(one.place)
+
+    async def folder_mode(self, one: Chosen) -> None:
+        fd = self.open_folder(one.place, make=False)
+        try:
+            mode = one.change.mode & 0o777 & ~umask() | 0o700
+            if one.place and stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+                os.fchmod(fd, mode)
+                self.written.append(one.place)
+        finally:
+            os.close(fd)
+
+    async def file(self, one: Chosen) -> None:
+        with self.above(one.place) as (fd, last):
+            self.replaceable(fd, last)
+            part = temporary()
+            out = os.open(part, _NEW, one.change.mode & 0o777, dir_fd=fd)  # the umask applies
+            try:
+                try:
+                    await self.copy(one, out)
+                finally:
+                    os.close(out)
+                old = self.replaceable(fd, last)
+                if old is not None and await asyncio.to_thread(same_file, fd, part, last):
+                    os.unlink(part, dir_fd=fd)
+                    return
+                if old is not None and stat.S_ISDIR(old.st_mode):
+                    os.rmdir(last, dir_fd=fd)
+                os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
+                self.note(fd, last)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(part, dir_fd=fd)
+                raise
+        self.written.append(one.place)
+
+    def replaceable(self, fd: int, last: str) -> os.stat_result | None:
+        """What is in the way of a file or a link, if that may go: a file, a link, an empty folder."""
+        old = self.there(fd, last)
+        if old is None or stat.S_ISREG(old.st_mode) or stat.S_ISLNK(old.st_mode):
+            return old
+        if not stat.S_ISDIR(old.st_mode):
+            raise _Left("there is a device, socket or pipe of that name here")
+        folder = self.step(fd, last, make=False)
+        try:
+            if os.listdir(folder):
+                raise _Left("there is a folder of that name here, and it is not empty")
+        finally:
+            os.close(folder)
+        return old
+
+    async def copy(self, one: Chosen, out: int) -> None:
+        most = one.change.size + GROWTH
+        count = 0
+        async with aclosing(self.read(one.change.path, min(most, self.max_bytes) + 1)) as pieces:
+            async for piece in pieces:
+                count += len(piece)
+                self.left -= len(piece)
+                if self.left < 0:
+                    raise FileError(
+                        f"the changes are larger than {self.max_bytes} bytes; it stopped at {one.place!r}",
+                        hint="apply fewer paths at once", errno=errno.EFBIG,
+                    )  # fmt: skip
+                if count > most:
+                    raise _Left(f"it grows while it is read: {one.change.size} bytes were told")
+                fs.write_all(out, piece)
+
+    async def link(self, one: Chosen) -> None:
+        info = await self.files.stat(one.change.path, follow=False)
+        if info.type != "symlink":
+            raise _Left("it is no link any more")
+        text = info.target or ""
+        if not stays_inside(one.place, text):
+            raise _Left(f"it is a link that leads out of the folder, to {text[:200]!r}")
+        with self.above(one.place) as (fd, last):
+            old = self.replaceable(fd, last)
+            if old is not None and stat.S_ISLNK(old.st_mode) and os.readlink(last, dir_fd=fd) == text:
+                return
+            part = temporary()
+            os.symlink(text, part, dir_fd=fd)
+            try:
+                if old is not None and stat.S_ISDIR(old.st_mode):
+                    os.rmdir(last, dir_fd=fd)
+                os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(part, dir_fd=fd)
+                raise
+            self.note(fd, last)
+        self.written.append(one.place)
+
+    # -- what is gone --------------------------------------------------------------------
+
+    async def keep(self, one: Chosen) -> None:
+        """Removed inside, and not to be removed here."""
+
+    async def remove(self, one: Chosen) -> None:
+        if not one.place:
+            self.removed += remove_content(self.root, one.change)
+            return
+        try:
+            with self.above(one.place, make=False) as (fd, last):
+                info = os.lstat(last, dir_fd=fd)
+                if stat.S_ISDIR(info.st_mode) != (one.change.type == "dir"):
+                    raise _Left(f"it was a {one.change.type} inside, and is something else here")
+                if one.change.type == "dir":
+                    self.remove_folder(fd, last, one)
+                else:
+                    os.unlink(last, dir_fd=fd)
+        except FileNotFoundError:
+            return
+        self.removed.append(one.place)
+
+    def remove_folder(self, fd: int, last: str, one: Chosen) -> None:
+        """What was in it inside, and then itself, if nothing else is in it."""
+        with opened_in(fd, last) as folder:
+            remove_content(folder, one.change)
+        try:
+            os.rmdir(last, dir_fd=fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise _Left("it was removed inside, and holds other files here") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass
 
 from ..controller import Change, Stream
 from ..engines.base import ResolvedImage
@@ -14,22 +13,12 @@ from ..transfer.common import in_parallel
 from . import made
 from .base import Base, NoBase, Node, Unreadable, base_of, closing_base
 from .read import Listing, read_listing
-from .reading import Reader, base_pieces, same, sandbox_reader, whole
+from .reading import OldState, Reader, base_pieces, same, sandbox_reader, whole
 from .state import State
 from .text import MAX_TEXT, MAX_TOTAL, Effort, as_text, unified
 from .walk import Found, walk
 
 _LEAST = 64  # what the text of a file counts at least: a million empty files are not free
-
-
-@dataclass(frozen=True)
-class OldState:
-    """What to compare with, if not the image: another sandbox (``state_of``) or a stored one (``stored.read_stored``).
-
-    Both lie over the same image as the sandbox that is compared with it."""
-
-    listing: Listing
-    read: Reader
 
 
 async def diff_of(
@@ -40,22 +29,24 @@ async def diff_of(
     *,
     text: bool = True,
     folders: Iterable[str] = (),
+    prefix: str = "/",
 ) -> tuple[Change, ...]:
     """What a sandbox's files have become since its image, or since ``old``, by path.
 
-    ``stream``: CHANGES, just opened on it; ``files``: its files. ``image`` None: a sandbox without a root of its own.
-    ``folders``: what its runtime made (the working directory, the home). Raises what the stream and the sandbox
-    raise, and FileError when there is more than can be compared.
+    ``stream``: CHANGES without contents, just opened on it; ``files``: its files. ``folders``: what its runtime made
+    (the working directory, the home). ``image`` None: it has no root of its own, and everything below ``prefix``, the
+    PATH of the request, is an addition. Raises what the stream and the sandbox raise, and FileError when there is
+    more than can be compared.
     """
-    listing = await read_listing(stream)
+    listing = await read_listing(stream, prefix)
     base = await asyncio.to_thread(base_of, image) if image is not None else NoBase()
     with closing_base(base):
         return await compare(listing, base, sandbox_reader(files), old, text=text, folders=folders)
 
 
-async def state_of(stream: Stream, files: AsyncFiles) -> OldState:
+async def state_of(stream: Stream, files: AsyncFiles, prefix: str = "/") -> OldState:
     """The state of a sandbox, for comparing another with it; it must be there until that is done."""
-    return OldState(await read_listing(stream), sandbox_reader(files))
+    return OldState(await read_listing(stream, prefix), sandbox_reader(files))
 
 
 async def compare(

@@ -15,7 +15,12 @@ from ..wire.schema import ChangeFlag, FileType, ListingFlag, Tag
 MAX_ENTRIES = 1_000_000
 MAX_TEXT = 128 * 2**20  # of names and link texts, all together
 _MAX_SIZE = 2**62
-_TYPES = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink", FileType.OTHER: "other"}
+_TYPES: dict[int, str] = {
+    FileType.FILE: "file",
+    FileType.DIR: "dir",
+    FileType.SYMLINK: "symlink",
+    FileType.OTHER: "other",
+}
 REMOVED = "removed"
 
 
@@ -42,28 +47,38 @@ class Listing:
 
 
 class Collector:
-    """Takes records one by one; FileError when there are more than can be compared."""
+    """Takes records one by one; FileError when there are more than can be compared. ``prefix``: the folder that names
+    are relative to."""
 
-    def __init__(self, complete: bool) -> None:
+    def __init__(self, complete: bool, prefix: str = "/") -> None:
         self.listing = Listing(complete)
+        self._prefix = prefix.rstrip("/")
         self._count = self._text = 0
 
     def add(self, record: Fields) -> str:
         """Note a record, return its path. Of two for one path the last counts: a folder that is written to while it
         is read may tell a name twice."""
-        path = path_of(record)
-        entry = _entry(record)
-        if path == "/" and entry.type != "dir":
+        path = self._prefix + _path(record.raw(Tag.NAME))
+        if path != "/":
+            path = path.rstrip("/")
+        if Tag.TYPE in record or path not in self.listing.names:
+            self._note(path, _entry(record, self._prefix))
+        for raw in record.all(Tag.ENTRY):
+            if path not in self.listing.names:
+                raise ProtocolError("the sandbox lists what is in no folder")
+            name = _name(raw)
+            self._count_one(len(name))
+            self.listing.names[path].add(name)
+        return path
+
+    def _note(self, path: str, entry: Entry) -> None:
+        if path == (self._prefix or "/") and entry.type != "dir":
             raise ProtocolError("the sandbox says that its root is no folder")
         self._count_one(len(path) + len(entry.target))
         self.listing.entries[path] = entry
+        self.listing.names.pop(path, None)
         if not self.listing.complete and entry.type == "dir":
-            names = self.listing.names.setdefault(path, set())
-            for raw in record.all(Tag.ENTRY):
-                name = _name(raw)
-                self._count_one(len(name))
-                names.add(name)
-        return path
+            self.listing.names[path] = set()
 
     def _count_one(self, text: int) -> None:
         self._count += 1
@@ -75,12 +90,12 @@ class Collector:
             )  # fmt: skip
 
 
-async def read_listing(stream: Stream) -> Listing:
+async def read_listing(stream: Stream, prefix: str = "/") -> Listing:
     """Everything that a CHANGES stream tells. Raises the operation's own error, ProtocolError, FileError."""
     from ..files import records
 
     flags = (await stream.started()).integer(Tag.FLAGS, 0)
-    collector = Collector(bool(flags & ListingFlag.COMPLETE))
+    collector = Collector(bool(flags & ListingFlag.COMPLETE), prefix)
     async for record in records(stream):
         collector.add(record)
     return collector.listing
@@ -96,10 +111,6 @@ def decode_listing(data: Iterable[bytes], complete: bool) -> Listing:
     return collector.listing
 
 
-def path_of(record: Fields) -> str:
-    return _path(record.raw(Tag.NAME))
-
-
 def _path(raw: bytes) -> str:
     """An absolute path out of a NAME: relative to the root, without ``.``, ``..`` and empty parts."""
     if raw in (b"", b"."):
@@ -113,13 +124,13 @@ def _name(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _entry(record: Fields) -> Entry:
+def _entry(record: Fields, prefix: str) -> Entry:
     number = record.integer(Tag.TYPE)
     if number == FileType.REMOVED:
         return Entry(REMOVED)
-    if number not in _TYPES.keys():  # noqa: SIM118 - an int is looked up among the enum's members
+    kind = _TYPES.get(number)
+    if kind is None:
         raise ProtocolError(f"the sandbox tells of a file of the unknown type {number}")
-    kind = _TYPES[FileType(number)]
     size = record.integer(Tag.SIZE, 0)
     if not 0 <= size <= _MAX_SIZE:
         raise ProtocolError(f"the sandbox tells of a file of {size} bytes")
@@ -127,7 +138,7 @@ def _entry(record: Fields) -> Entry:
     target = record.raw(Tag.LINK, b"")
     link = None
     if flags & ChangeFlag.HARD_LINK and kind == "file":
-        link = _path(record.raw(Tag.PATH2).removeprefix(b"/"))
+        link = prefix + _path(record.raw(Tag.PATH2))
     return Entry(
         type=kind,
         mode=record.integer(Tag.MODE, 0) & 0o7777,

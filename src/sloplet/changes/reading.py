@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import cast
 
 from ..errors import CommandError, FileDenied
 from ..files import AsyncFiles
 from .base import Base, Pieces
+from .read import Listing
 
 #: A file's bytes from its start, at most as many as the number says. FileError where it cannot be read.
 Reader = Callable[[str, int], AsyncGenerator[bytes, None]]
 
 _PIECE = 256 * 1024
+
+
+@dataclass(frozen=True)
+class OldState:
+    """What to compare with, if not the image: another sandbox (``compare.state_of``) or a stored one
+    (``stored.read_stored``). It lies over the same image as the sandbox that is compared with it."""
+
+    listing: Listing
+    read: Reader
 
 
 def sandbox_reader(files: AsyncFiles) -> Reader:

@@ -1,0 +1,72 @@
+"""Single steps in a folder of the host's that may hold anything: by descriptors, never through a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ..controller import Change
+from ..fs import open_in
+from ..transfer.common import DIR
+
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PIECE = 2**20
+
+
+def remove_content(folder: int, change: Change) -> list[str]:
+    """Remove from a folder what the change says was in it; what else is there stays. Returns what went."""
+    gone = []
+    for name in sorted(change.what, reverse=True):  # what is deeper first
+        with suppress(OSError):  # what stays keeps its folder, and that is told
+            _remove_one(folder, name)
+            gone.append(name)
+    return gone
+
+
+def _remove_one(root: int, name: str) -> None:
+    """A file, a link, or an empty folder."""
+    above, _, last = name.rpartition("/")
+    with opened_in(root, above) as fd:
+        if stat.S_ISDIR(os.lstat(last, dir_fd=fd).st_mode):
+            os.rmdir(last, dir_fd=fd)
+        else:
+            os.unlink(last, dir_fd=fd)
+
+
+def same_file(fd: int, name: str, other: str) -> bool:
+    """Whether both are regular files of the same mode and bytes."""
+    try:
+        with opened_in(fd, name, _OLD) as one, opened_in(fd, other, _OLD) as two:
+            first, second = os.fstat(one), os.fstat(two)
+            if (first.st_mode, first.st_size) != (second.st_mode, second.st_size):
+                return False
+            while piece := os.read(one, _PIECE):
+                if piece != os.read(two, _PIECE):
+                    return False
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def opened_in(root: int, name: str, flags: int = DIR | os.O_NOFOLLOW) -> Iterator[int]:
+    fd = open_in(root, name, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def temporary() -> str:
+    return f".sloplet-{os.urandom(8).hex()}.part"
+
+
+def umask() -> int:
+    """Without setting it, which other threads would notice."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration, ValueError):
+        return 0o077
