@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,9 @@ class Draft:
         return lock
 
 
-def adopt(draft: Draft) -> dict[str, dict[str, Any]]:
-    """Check that the draft holds plain files and nothing else, make them ours, and hash them: the manifest's files."""
+def adopt(draft: Draft, *, durable: bool) -> dict[str, dict[str, Any]]:
+    """Check that the draft holds plain files and nothing else, make them ours, and hash them: the manifest's files.
+    ``durable``: write them out meanwhile."""
     if draft.fd < 0:
         raise SaveFailed("the draft was abandoned or published already")
     _own(draft.fd, 0o755)
@@ -84,7 +85,8 @@ def adopt(draft: Draft) -> dict[str, dict[str, Any]]:
         finally:
             os.close(fd)
     unknown = {name: size for name, size in sizes.items() if not OBJECT_RE.match(name)}
-    hashed = digests(unknown, lambda name: _open_regular(draft.fd, name))
+    with _written_out(draft.fd, list(sizes) if durable else []):
+        hashed = digests(unknown, lambda name: _open_regular(draft.fd, name))
     known = {name: found[1] for name in sizes if (found := OBJECT_RE.match(name))}
     return {name: {"bytes": size, "sha256": (hashed | known)[name]} for name, size in sizes.items()}
 
@@ -149,14 +151,26 @@ def write_manifest(draft: Draft, manifest: dict[str, Any]) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sync(folder: int, names: list[str]) -> None:
-    for name in names:
-        fd = os.open(name, FILE, dir_fd=folder)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    os.fsync(folder)
+@contextmanager
+def _written_out(folder: int, names: list[str]) -> Iterator[None]:
+    """The files are on the disk when the block has ended: the disk works while the block computes."""
+    if not names:
+        yield
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.map(lambda name: sync_file(folder, name), names)
+        yield
+        list(done)
+
+
+def sync_file(folder: int, name: str) -> None:
+    fd = os.open(name, FILE, dir_fd=folder)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_folder(path: Path) -> None:

@@ -101,19 +101,19 @@ class SnapshotRows(Connected):
 
     # For the reaper
 
-    def snapshot_ids(self) -> set[str]:
-        return {str(row[0]) for row in self._read("SELECT id FROM snapshots", ())}
+    def has_snapshot(self, snapshot_id: str) -> bool:
+        return bool(self._read("SELECT 1 FROM snapshots WHERE id = ?", (snapshot_id,)))
 
-    def garbage_snapshots(self) -> list[tuple[str, str]]:
-        """(id, role) of those that nobody can ask for any more: their sandbox is gone, or nobody holds it and it would
-        go on from another one. Those made for a fork or an export are named too: they are garbage once the process
-        that made them is dead."""
+    def snapshots_in_use(self) -> dict[str, bool]:
+        """All ids, and whether anybody can still ask for them: not if their sandbox is gone, or if nobody holds it and
+        it would go on from another one. Those made for a fork or an export count as unused: that they are not, the
+        lock of the process that made them says."""
         query = (
-            "SELECT p.id, p.role FROM snapshots p LEFT JOIN sandboxes s ON s.id = p.sandbox "
-            "WHERE p.role != 'template' AND (s.id IS NULL OR p.role IN ('fork', 'export') "
-            "OR (p.role IN ('pause', 'checkpoint') AND s.owner = '' AND s.saved IS NOT p.id))"
+            "SELECT p.id, p.role = 'template' OR (s.id IS NOT NULL AND p.role NOT IN ('fork', 'export') "
+            "AND NOT (p.role IN ('pause', 'checkpoint') AND s.owner = '' AND s.saved IS NOT p.id)) "
+            "FROM snapshots p LEFT JOIN sandboxes s ON s.id = p.sandbox"
         )
-        return [(str(row[0]), str(row[1])) for row in self._read(query, ())]
+        return {str(row[0]): bool(row[1]) for row in self._read(query, ())}
 
     def lose_snapshot(self, snapshot_id: str) -> list[str]:
         """Its files are gone: forget it. Sandboxes that would have gone on from it are dead then; returns them."""

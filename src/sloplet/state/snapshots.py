@@ -105,14 +105,15 @@ class SnapshotStore:
         durable = role in DURABLE_ROLES if durable is None else durable
         spec = sandbox.spec if spec is None else spec
         try:
-            files = drafts.adopt(draft)
+            files = drafts.adopt(draft, durable=durable)
             snapshot = Snapshot(
                 draft.id, name, role, kind, sandbox.id, sandbox.name, parent, sandbox.engine, draft.created_at,
                 sum(entry["bytes"] for entry in files.values()), spec, note,
             )  # fmt: skip
             digest = drafts.write_manifest(draft, drafts.describe(snapshot, format, image, files, extra or {}))
             if durable:
-                drafts.sync(draft.fd, [*files, MANIFEST])
+                drafts.sync_file(draft.fd, MANIFEST)
+                os.fsync(draft.fd)
             os.rename(draft.path, self.home.snapshots / draft.id)
             if durable:
                 drafts.sync_folder(self.home.snapshots)

@@ -23,8 +23,8 @@ _MADE_RE = re.compile(r"[a-km-np-z2-9]{12}\Z")
 def sweep(home: Home, store: Store, folders: list[str], locks: list[str], failed: Callable[[str], None]) -> list[str]:
     """Remove what is left over; returns the ids. ``folders``, ``locks``: what lies in snapshots/ and in run/."""
     removed = []
-    rows = store.snapshot_ids()
-    garbage = [snapshot_id for snapshot_id, _ in store.garbage_snapshots()]
+    rows = store.snapshots_in_use()
+    garbage = {snapshot_id for snapshot_id, used in rows.items() if not used}
     stale = {name.removeprefix(".tmp-") for name in folders if name.startswith(".tmp-")}
     stale |= {name for name in folders if name not in rows and _MADE_RE.match(name)}
     stale |= {
@@ -32,7 +32,7 @@ def sweep(home: Home, store: Store, folders: list[str], locks: list[str], failed
         for name in locks
         if name.startswith("snapshot-") and name.endswith(".lock")
     }
-    for snapshot_id in [*garbage, *sorted(stale - set(garbage))]:
+    for snapshot_id in sorted(garbage | stale):
         if not ID_RE.match(snapshot_id):
             continue
         try:
@@ -40,7 +40,7 @@ def sweep(home: Home, store: Store, folders: list[str], locks: list[str], failed
                 removed.append(snapshot_id)
         except SlopletError as error:
             failed(f"snapshot {snapshot_id}: {error}")
-    for snapshot_id in rows - set(folders) - set(garbage):
+    for snapshot_id in rows.keys() - set(folders) - garbage:
         if _lost(home, store, snapshot_id):
             removed.append(snapshot_id)
     return removed
@@ -54,7 +54,7 @@ def _clear(home: Home, store: Store, snapshot_id: str, *, drop_row: bool) -> boo
     try:
         if drop_row:
             store.remove_snapshot(snapshot_id)
-        elif snapshot_id in store.snapshot_ids():
+        elif store.has_snapshot(snapshot_id):
             return False  # published since
         return remove_files(home, snapshot_id)
     finally:
@@ -64,7 +64,7 @@ def _clear(home: Home, store: Store, snapshot_id: str, *, drop_row: bool) -> boo
 def _lost(home: Home, store: Store, snapshot_id: str) -> bool:
     """A row whose files are gone: it would be listed, and could not be used. The row comes after the files and goes
     before them, so this is no moment of somebody's work: the disk lost it, or somebody deleted the folder."""
-    if os.path.lexists(home.snapshots / snapshot_id) or snapshot_id not in store.snapshot_ids():
+    if os.path.lexists(home.snapshots / snapshot_id) or not store.has_snapshot(snapshot_id):
         return False
     store.lose_snapshot(snapshot_id)
     return True
