@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..controller import Snapshot
 from ..engines.base import StateFormat
-from ..errors import SnapshotDamaged, SnapshotIncompatible
+from ..errors import SnapshotDamaged, SnapshotError, SnapshotIncompatible
 from .digests import digests
 from .home import Home, check_id
 from .layout import FILE, FOLDER, MANIFEST, VERSION
@@ -67,7 +68,7 @@ class Opened:
                 lambda name: os.open(name, FILE, dir_fd=self.fd),
             )
         except OSError as error:
-            raise _damaged(self.snapshot, f"it cannot be read: {error.strerror}") from error
+            raise _unreadable(self.snapshot, error) from error
         for name, entry in expected.items():
             if found[name] != entry["sha256"]:
                 raise _damaged(self.snapshot, f"{name} is not what was written")
@@ -81,7 +82,7 @@ def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateForma
         fd = os.open(path, FOLDER)
     except OSError as error:
         store.snapshot(snapshot_id)  # deleted just now: that is what it says then
-        raise _damaged(snapshot, f"its folder cannot be opened: {error.strerror}") from error
+        raise _unreadable(snapshot, error) from error
     lock = None
     try:
         lock = _hold(snapshot, path, fd)
@@ -90,21 +91,21 @@ def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateForma
         _check_format(snapshot, manifest, format)
         _check_files(snapshot, manifest, fd)
         return Opened(snapshot, manifest, path, fd, lock)
-    except BaseException:
+    except BaseException as error:
         if lock is not None:
             lock.release(remove=False)
         os.close(fd)
+        if isinstance(error, OSError):
+            raise _unreadable(snapshot, error) from error
         raise
 
 
 def _hold(snapshot: Snapshot, path: Path, folder: int) -> FileLock:
     """The lock that ``delete`` waits for. On a file of its own: the folder's descriptor goes to other programs."""
-    try:
-        fd = os.open(MANIFEST, FILE, dir_fd=folder)
-    except FileNotFoundError as error:
-        raise _damaged(snapshot, f"{MANIFEST} is missing") from error
-    except OSError as error:
-        raise _damaged(snapshot, f"{MANIFEST} cannot be opened: {error.strerror}") from error
+    fd = os.open(MANIFEST, FILE, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _damaged(snapshot, f"{MANIFEST} is no plain file")
     lock = FileLock.hold_open(path / MANIFEST, fd, shared=True)
     if lock is None:
         os.close(fd)
@@ -116,10 +117,7 @@ def _manifest(snapshot: Snapshot, digest: str, folder: int) -> dict[str, Any]:
     import hashlib
     import json
 
-    fd = os.open(MANIFEST, FILE, dir_fd=folder)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise _damaged(snapshot, f"{MANIFEST} is no plain file")
+    with os.fdopen(os.open(MANIFEST, FILE, dir_fd=folder), "rb") as file:
         data = file.read(MOST_MANIFEST)
     if hashlib.sha256(data).hexdigest() != digest:
         raise _damaged(snapshot, f"{MANIFEST} is not what was written")
@@ -175,6 +173,13 @@ def _check_files(snapshot: Snapshot, manifest: dict[str, Any], folder: int) -> N
 
 def _shown(snapshot: Snapshot) -> str:
     return f"the {snapshot.role} {snapshot.name or snapshot.id}"
+
+
+def _unreadable(snapshot: Snapshot, error: OSError) -> SnapshotError:
+    what = f"{error.filename}: {error.strerror}" if isinstance(error.filename, str) else str(error.strerror)
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM):
+        return SnapshotError(f"{_shown(snapshot)} cannot be read now: {what}", hint="it may be whole: try again")
+    return _damaged(snapshot, what)
 
 
 def _damaged(snapshot: Snapshot, what: str) -> SnapshotDamaged:
