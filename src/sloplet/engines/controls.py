@@ -10,7 +10,7 @@ import math
 import resource
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ControlUnavailable, InvalidLimit
 from ..spec import Limits, SandboxSpec
@@ -22,6 +22,9 @@ _MIB = 2**20
 _TMPFS_SHARE = 2  # a disk kept in memory takes at most one part in this many of the memory limit
 _EXT4_LEAST = 8 * _MIB
 _RLIMIT_MSGQUEUE = 12
+_KERNEL_FILES = 1 << 20  # what a kernel of the sandbox's own may open of the host's
+#: What gVisor's kernel and its helper use beside the sandbox's own: measured, docs/adr/0040.
+OWN_KERNEL_MEMORY = 192 * _MIB
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,7 @@ def decide(spec: SandboxSpec, machine: Machine, sandbox_id: str, *, namespaces: 
     memory, memory_rlimits = _memory(limits, machine)
     pids, pids_rlimits = _pids(limits, machine, namespaces=namespaces)
     found = (cpus, memory, _disk(limits, scratch), pids, _open_files(limits, machine))
-    for item in found:
-        if item.control in limits.explicit and not item.enforced and not spec.allow_weaker:
-            raise ControlUnavailable(
-                f"{item.control}={getattr(spec.limits, item.control)!r} cannot be enforced here: {item.how}",
-                hint=_advice(item.control, namespaces=namespaces),
-            )
+    _refuse_weaker(found, spec, limits, namespaces=namespaces)
     open_files = min(limits.open_files, machine.open_files)
     rlimits = [
         *memory_rlimits,
@@ -177,6 +175,37 @@ def decide(spec: SandboxSpec, machine: Machine, sandbox_id: str, *, namespaces: 
         rlimits.append((resource.RLIMIT_FSIZE, limits.disk))
     watched = None if machine.cgroup.enforces("memory") else limits.memory
     return Controls(found, limits, scratch, tuple(rlimits), pinned, watched)
+
+
+def decide_for_own_kernel(spec: SandboxSpec, machine: Machine, sandbox_id: str) -> Controls:
+    """As ``decide``, where the sandbox has a kernel of its own (gVisor): that counts processes and memory by itself,
+    and the host's limits hold for it as a whole. Which files and processes it needs of the host is its own affair."""
+    limits = fit(spec.limits, machine)
+    scratch = choose_scratch(limits, machine)
+    cpus, pinned = _cpus(limits, replace(machine, cgroup=replace(machine.cgroup, split=False)), sandbox_id)
+    how = f"a group of gVisor's own kernel (and {PIDS_EXTRA} more for the agent's own)"
+    pids = Guarantee("pids", True, how, str(limits.pids))
+    found = (cpus, _own_memory(limits, machine), _disk(limits, scratch), pids, _open_files(limits, machine))
+    _refuse_weaker(found, spec, limits, namespaces=True)
+    rlimits = ((resource.RLIMIT_NOFILE, min(machine.open_files, _KERNEL_FILES)), (resource.RLIMIT_CORE, 0))
+    return Controls(found, limits, scratch, rlimits, pinned, limits.memory)
+
+
+def _own_memory(limits: Limits, machine: Machine) -> Guarantee:
+    inside = "gVisor's kernel counts it and the agent ends the largest process, looking up to 100 times a second"
+    if machine.cgroup.enforces("memory"):
+        most = f"cgroup v{machine.cgroup.version} memory with {OWN_KERNEL_MEMORY // _MIB} MiB more for gVisor itself"
+        return Guarantee("memory", True, f"{most}; within it {inside}", size_text(limits.memory))
+    return Guarantee("memory", False, f"{inside} ({machine.cgroup.reason})", size_text(limits.memory))
+
+
+def _refuse_weaker(found: Iterable[Guarantee], spec: SandboxSpec, limits: Limits, *, namespaces: bool) -> None:
+    for item in found:
+        if item.control in limits.explicit and not item.enforced and not spec.allow_weaker:
+            raise ControlUnavailable(
+                f"{item.control}={getattr(spec.limits, item.control)!r} cannot be enforced here: {item.how}",
+                hint=_advice(item.control, namespaces=namespaces),
+            )
 
 
 def enforceable(guarantees: Iterable[Guarantee], machine: Machine) -> dict[str, str]:

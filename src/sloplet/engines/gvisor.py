@@ -20,7 +20,7 @@ from . import cgroups, jail, shell, verbs
 from .agentbin import agent_path
 from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
 from .container import USERNS_FIX, scratch_template
-from .controls import Controls, decide, enforceable
+from .controls import OWN_KERNEL_MEMORY, Controls, decide_for_own_kernel, enforceable
 from .launcher import launch, try_plan
 from .machine import FIRST_RANGE, RANGE_SIZE, RANGES, Machine, machine
 from .minder import Minded, Verbs
@@ -28,8 +28,6 @@ from .plan import encode_steps, frame
 
 _FIX = "sloplet setup gvisor"
 _KEPT_PLANS = 16
-#: What gVisor's kernel and its helper use beside the sandbox's own: measured, docs/adr/0040.
-MEMORY_EXTRA = 192 << 20
 
 
 class GvisorEngine:
@@ -124,7 +122,7 @@ class GvisorEngine:
         )
 
     def _decide_for(self, spec: SandboxSpec, sandbox_id: str) -> Controls:
-        return decide(spec, self.machine, sandbox_id, namespaces=True)
+        return decide_for_own_kernel(spec, self.machine, sandbox_id)
 
     def _decide(self, request: StartRequest) -> tuple[Controls, runsc.Runsc]:
         probe = self.probe()
@@ -214,7 +212,7 @@ class GvisorEngine:
 
 def _outside(limits: Limits) -> Limits:
     """What the whole of runsc may use: the sandbox's own, and gVisor's on top."""
-    return replace(limits, memory=limits.memory + MEMORY_EXTRA, pids=limits.pids * 4 + 512)
+    return replace(limits, memory=limits.memory + OWN_KERNEL_MEMORY, pids=limits.pids * 4 + 512)
 
 
 def _cpuinfo() -> str:

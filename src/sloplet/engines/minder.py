@@ -9,10 +9,11 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ..errors import SaveFailed, StartFailed
 from . import verbs
-from .base import Exit
+from .base import Exit, HostStats
 from .launcher import Jailed, readable
 
 _ANSWER = 8192
@@ -71,6 +72,10 @@ class Minded(Jailed):
         self._verbs = verbs
         self._outside = outside
         self._end.add_done_callback(lambda _: verbs.close())
+
+    def stats(self) -> HostStats:
+        """The host counts gVisor's threads, not the sandbox's processes."""
+        return replace(super().stats(), pids=None)
 
     async def bring_up(self, restore: int | None) -> None:
         """Start the sandbox's own kernel and in it the agent, or what was saved. Raises StartFailed."""

@@ -16,13 +16,13 @@ _CAPABILITIES = (
 )  # fmt: skip
 
 
-def config(*, open_files: int, shared_memory: int) -> dict[str, Any]:
+def config(*, open_files: int, shared_memory: int, pids: int) -> dict[str, Any]:
     """For config.json of the bundle."""
     capabilities = {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")}
     return {
         "ociVersion": "1.0.0",
         "process": {
-            "args": [verbs.AGENT, "agent"],
+            "args": [verbs.AGENT, "guest", str(pids)],
             "env": [],
             "cwd": "/",
             "user": {"uid": 0, "gid": 0},

@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..images import host
 from . import jail, oci, verbs
 from .base import HelloConfig, ResolvedImage
+from .cgroups import PIDS_EXTRA
 from .controls import Controls
 from .jail import JailRequest, Mounts, inside
 from .machine import Machine
@@ -53,7 +54,7 @@ def fixed_steps(image: ResolvedImage, machine: Machine, view: host.HostView, pro
     mounts.add(Do.STAGE, 0)
     jail.image_steps(mounts, image, view)
     folder = inside(verbs.AGENT).rpartition("/")[0]
-    mounts.add(Do.MKDIR, 0o755, folder)
+    mounts.add(Do.MKDIR, 0o755, folder + "/groups")
     mounts.add(Do.FILE, 0o555, inside(verbs.AGENT), agent)
     return [*mounts.trees, step(Do.TREE, *_last_slots(mounts, program)), *mounts.steps]
 
@@ -71,7 +72,8 @@ def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> li
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(jail.hostname(request.spec, request.id))
     shared = controls.limits.memory // 4
-    config = oci.encode(oci.config(open_files=controls.limits.open_files, shared_memory=shared))
+    limits = controls.limits
+    config = oci.encode(oci.config(open_files=limits.open_files, shared_memory=shared, pids=limits.pids + PIDS_EXTRA))
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
         *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),

@@ -16,6 +16,8 @@ from . import tools
 VARIABLE = "SLOPLET_RUNSC"
 _CACHE = "runsc.json"
 
+_known: dict[str, str] = {}
+
 
 @dataclass(frozen=True)
 class Runsc:
@@ -60,6 +62,8 @@ def _cache_file(home: Home | None) -> Path:
 
 
 def _recall(key: str, home: Home | None) -> str | None:
+    if key in _known:
+        return _known[key]
     try:
         known = json.loads(_cache_file(home).read_text())
         return str(known[key]) or None
@@ -68,6 +72,7 @@ def _recall(key: str, home: Home | None) -> str | None:
 
 
 def _remember(key: str, version: str, home: Home | None) -> None:
+    _known[key] = version
     path = _cache_file(home)
     if not version or not path.parent.is_dir():
         return

@@ -1,0 +1,13 @@
+/* The agent in a gVisor sandbox. */
+#ifndef SLOPLET_GVISOR_GUEST_H
+#define SLOPLET_GVISOR_GUEST_H
+
+#include <stdbool.h>
+
+/* The kernel is the sandbox's alone: what /proc/meminfo says is the sandbox's, whole and exact. */
+extern bool agent_own_kernel;
+
+/* argv: "guest", and how many processes commands may be together. Serves the wire on 0 and 1, as agent_main does. */
+int gvisor_guest_main(int argc, char **argv);
+
+#endif
