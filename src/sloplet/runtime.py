@@ -31,6 +31,7 @@ from .live import (
     wait_and_clean,
     within,
 )
+from .pools import Pools
 from .spec import SandboxSpec
 from .state.home import Home, new_id
 from .state.locks import Owner
@@ -71,6 +72,7 @@ class Runtime:
         self._dead_reasons: dict[str, str] = {}  # of embedded sandboxes that died; bounded
         self._reaped = False
         self.timeline = Timeline(self)
+        self.pools = Pools(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pid = os.getpid()
         _runtimes.add(self)
@@ -86,8 +88,14 @@ class Runtime:
             raise StartFailed(f"the sandbox could not be made: {error}", hint=_NO_ROOM) from error
 
     async def _create(self, spec: SandboxSpec) -> SandboxInfo:
-        async with self.timeline.origin(spec) as origin:
-            live = await self.make(spec, origin)
+        try:
+            live = await self.pools.claim(spec) if spec.pool else None
+            if live is None:
+                async with self.timeline.origin(spec) as origin:
+                    live = await self.make(spec, origin)
+        finally:
+            if spec.pool:
+                self.pools.fill(spec)
         return live.info
 
     async def make(self, spec: SandboxSpec, origin: Origin) -> Live:
@@ -127,6 +135,35 @@ class Runtime:
         except BaseException:
             await asyncio.shield(self.on_state(lambda: self.forget(owner, sandbox_id)))
             raise
+        await self._begin_life(live)
+        return live
+
+    async def adopt(self, live: Live, spec: SandboxSpec) -> Live:
+        """Give one that was started ahead, and has no record yet, its settings and its record. SandboxExists."""
+        sandbox_id, engine, head = live.place, live.engine, live.info.head
+
+        def reserve() -> SandboxInfo:
+            return self.store.reserve(
+                sandbox_id, spec, engine=engine.name, rung=engine.rung, holder=self.holder, owner=live.owner, head=head
+            )
+
+        reserved = asyncio.ensure_future(self.on_state(reserve))
+        try:
+            info = await asyncio.shield(reserved)
+        except asyncio.CancelledError:
+            await asyncio.wait({reserved})
+            await self.on_state(lambda: self.store.remove(sandbox_id))
+            raise
+        live.info = replace(info, state="running", workdir=live.info.workdir)
+        kept = {what: getattr(spec, what) for what in ("name", "ttl", "idle", "undo", "checkpoint_every")}
+        live.spec = replace(live.spec, **kept)
+        live.used = asyncio.get_running_loop().time()
+        await self._begin_life(live)
+        return live
+
+    async def _begin_life(self, live: Live) -> None:
+        """It answers, and is on record as starting: from now on it is held."""
+        sandbox_id, spec = live.info.id, live.info.spec
         self.install(live)
         marked = self.background(self.on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir)))
         if self.holder == "keeper":  # one that was acknowledged must be on record if the keeper dies
@@ -138,7 +175,6 @@ class Runtime:
         if spec.ttl is not None:
             self.set_expiry(live, spec.ttl)
         self.bus.emit(sandbox_id, "started", engine=live.engine.name, name=spec.name)
-        return live
 
     async def find(self, ref: str) -> SandboxInfo:
         live = self._live.get(ref) or next((item for item in self._live.values() if _named(item.info, ref)), None)
@@ -265,6 +301,7 @@ class Runtime:
         await asyncio.gather(*(live.gone.wait() for live in list(self._live.values())))
 
     async def aclose(self) -> None:
+        await self.pools.close()
         await asyncio.gather(*(self.kill(sandbox_id) for sandbox_id in list(self._live)))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
@@ -487,6 +524,7 @@ class Runtime:
         """The synchronous backstop at interpreter exit: nothing survives us, also without a loop."""
         if self._pid != os.getpid():
             return
+        self.pools.end_now()
         lives, self._live = list(self._live.values()), {}
         for live in lives:
             live.ending = True  # a loop that still runs must not end it a second time
@@ -511,6 +549,7 @@ class Runtime:
         for live in self._live.values():
             close_fds(live.instance)
         self._live = {}
+        self.pools.close_in_child()
 
     # -- small things ----------------------------------------------------------------
 
