@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +23,8 @@ _TYPES: dict[int, str] = {
     FileType.OTHER: "other",
 }
 REMOVED = "removed"
+_PART = rb"(?!\.\.?(?:/|\Z))[^/\0]{1,255}"
+_PATH = re.compile(_PART + rb"(?:/" + _PART + rb")*")
 
 
 class Entry(NamedTuple):
@@ -113,15 +116,17 @@ def decode_listing(data: Iterable[bytes], complete: bool) -> Listing:
 
 def _path(raw: bytes) -> str:
     """An absolute path out of a NAME: relative to the root, without ``.``, ``..`` and empty parts."""
-    if raw in (b"", b"."):
+    if raw == b".":
         return "/"
-    return "/" + "/".join(_name(part) for part in raw.split(b"/"))
+    if not _PATH.fullmatch(raw):
+        raise ProtocolError(f"the sandbox names a file {raw[:200]!r}, which is not a name")
+    return "/" + raw.decode("utf-8", "surrogateescape")
 
 
 def _name(raw: bytes) -> str:
-    if raw in (b"", b".", b"..") or b"\0" in raw or b"/" in raw or len(raw) > 255:
+    if b"/" in raw:
         raise ProtocolError(f"the sandbox names a file {raw[:200]!r}, which is not a name")
-    return raw.decode("utf-8", "surrogateescape")
+    return _path(raw)[1:]
 
 
 def _entry(record: Fields, prefix: str) -> Entry:

@@ -28,7 +28,7 @@ def remove_content(folder: int, change: Change) -> list[str]:
 def _remove_one(root: int, name: str) -> None:
     """A file, a link, or an empty folder."""
     above, _, last = name.rpartition("/")
-    with opened_in(root, above) as fd:
+    with opened_in(root, above or ".") as fd:
         if stat.S_ISDIR(os.lstat(last, dir_fd=fd).st_mode):
             os.rmdir(last, dir_fd=fd)
         else:
