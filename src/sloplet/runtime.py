@@ -71,6 +71,7 @@ class Runtime:
         self._state = ThreadPoolExecutor(1, thread_name_prefix="sloplet-state")
         self._dead_reasons: dict[str, str] = {}  # of embedded sandboxes that died; bounded
         self._reaped = False
+        self._over = False  # at interpreter exit: nothing new begins
         self.timeline = Timeline(self)
         self.pools = Pools(self)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -337,6 +338,8 @@ class Runtime:
 
     def owner(self) -> str:
         """Our token, for what we are about to hold. Cleans up after dead holders the first time."""
+        if self._over:
+            raise EngineError("this program is ending")
         self.home.open()
         if not self._reaped:
             self._reaped = True
@@ -524,6 +527,7 @@ class Runtime:
         """The synchronous backstop at interpreter exit: nothing survives us, also without a loop."""
         if self._pid != os.getpid():
             return
+        self._over = True
         self.pools.end_now()
         lives, self._live = list(self._live.values()), {}
         for live in lives:
