@@ -21,7 +21,7 @@
 
 #define MOST_WORDS 64
 #define MOST_FDS 4
-#define TAIL 3072
+#define WORDS 3072
 /* how long a verb may outlive the sandbox that it ended, to say what became of it */
 #define LAST_WORD_MS 30000
 
@@ -32,13 +32,12 @@ static struct {
     int ended, status; /* the sandbox's process, once it is gone */
 } minder;
 
-/* The last of what runsc wrote. Its file is emptied: what comes next is about the next verb. */
+/* The beginning of what runsc wrote: stacks come last. Its file is emptied: what comes next is about the next verb. */
 static size_t take_words(char *text, size_t most)
 {
     int fd = open(MINDER_LOG, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return 0;
-    off_t size = lseek(fd, 0, SEEK_END);
-    ssize_t got = pread(fd, text, most, size > (off_t)most ? size - (off_t)most : 0);
+    ssize_t got = pread(fd, text, most, 0);
     if (ftruncate(fd, 0) < 0) { /* then the next answer repeats it */ }
     close(fd);
     return got > 0 ? (size_t)got : 0;
@@ -46,10 +45,10 @@ static size_t take_words(char *text, size_t most)
 
 static void answer(int status)
 {
-    char packet[sizeof(int32_t) + TAIL];
+    char packet[sizeof(int32_t) + WORDS];
     int32_t code = status;
     memcpy(packet, &code, sizeof code);
-    size_t words = take_words(packet + sizeof code, TAIL);
+    size_t words = take_words(packet + sizeof code, WORDS);
     if (send(minder.control, packet, sizeof code + words, MSG_NOSIGNAL) < 0) { /* nobody asks any more */ }
 }
 

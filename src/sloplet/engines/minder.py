@@ -4,7 +4,9 @@ in the sandbox's jail on our word."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import socket
 import struct
 from collections.abc import Sequence
@@ -13,11 +15,12 @@ from dataclasses import replace
 
 from ..errors import SaveFailed, StartFailed
 from . import verbs
-from .base import Exit, HostStats
+from .base import HostStats
 from .launcher import Jailed, readable
 
 _ANSWER = 8192
 _WORDS_SHOWN = 600
+_ALMOST_FULL = 1 << 20  # where gVisor itself stumbles, and says other things
 
 
 class Verbs:
@@ -52,13 +55,23 @@ def describe(status: int, words: str) -> str:
     """A verb's wait status (or the minder's negative errno) and what runsc wrote, as a sentence; "" for success."""
     if status == 0:
         return ""
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    said = " ".join(lines)[-_WORDS_SHOWN:]
+    said = _message(words)
     if status < 0:
         return f"runsc was not run: {os.strerror(-status)}"
     if os.WIFSIGNALED(status):
         return f"runsc was killed by signal {os.WTERMSIG(status)}{': ' + said if said else ''}"
     return said or f"runsc failed without a word (exit code {os.waitstatus_to_exitcode(status)})"
+
+
+def _message(words: str) -> str:
+    """What runsc's log says went wrong, the first line of it; what follows is a stack."""
+    found = re.search(r'"msg":"((?:[^"\\]|\\.)*)', words)
+    text = words
+    if found:
+        with suppress(ValueError):
+            text = str(json.loads(f'"{found[1]}"'))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:_WORDS_SHOWN] if lines else ""
 
 
 class Minded(Jailed):
@@ -99,19 +112,19 @@ class Minded(Jailed):
             if self._outside is not None:
                 os.fchown(folder, self._outside, self._outside)
             try:
-                wrong = await self._verbs.ask(verbs.checkpoint_words(stop=stop), [folder])
+                wrong = await self._verbs.ask(verbs.checkpoint_words(), [folder])
             except EOFError:
                 wrong = "the sandbox has ended"
             settle(folder)
             if wrong:
-                raise SaveFailed(f"the sandbox could not be saved: {wrong}", hint="is the disk full?")
+                full = os.fstatvfs(folder).f_bavail * os.fstatvfs(folder).f_frsize < _ALMOST_FULL
+                wrong = "the disk is full" if full or "no space left" in wrong else wrong
+                raise SaveFailed(f"the sandbox could not be saved: {wrong}", hint="it runs on; try again")
             if stop:
-                await self._gone()
+                self.kill()
+                await self.wait()
         finally:
             os.close(folder)
-
-    async def _gone(self) -> Exit:
-        return await self.wait()
 
 
 def settle(folder: int) -> None:

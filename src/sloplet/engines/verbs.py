@@ -36,10 +36,10 @@ def restore_words() -> list[str]:
     ]  # fmt: skip
 
 
-def checkpoint_words(*, stop: bool) -> list[str]:
-    """The folder to save to is the first descriptor of the message."""
-    going_on = [] if stop else ["--leave-running"]
+def checkpoint_words() -> list[str]:
+    """The folder to save to is the first descriptor of the message. Whoever is to end with it is ended afterwards:
+    runsc would end it where saving fails, too."""
     return [
-        *_environment(), *_common(), "checkpoint", "--compression=none", *going_on,
+        *_environment(), *_common(), "checkpoint", "--compression=none", "--leave-running",
         f"--image-path=/proc/self/fd/{_FIRST_FD}", CONTAINER,
     ]  # fmt: skip
