@@ -133,8 +133,9 @@ def remount_read_only(path: Path) -> None:
         raise OSError(ctypes.get_errno(), "remount")
 
 
-def killed_at_line(number: int, function: Callable[[], Any]) -> bool:
-    """Run it in a child that SIGKILLs itself at the ``number``-th line of sloplet's code. False if it ended before."""
+def killed_at_line(number: int, function: Callable[[], Any], *, prepare: Callable[[], Any] | None = None) -> bool:
+    """Run it in a child that SIGKILLs itself at the ``number``-th line of sloplet's code. False if it ended before.
+    ``prepare`` is run in the child before, and its lines do not count."""
     pid = os.fork()
     if pid == 0:
         left = number
@@ -150,6 +151,8 @@ def killed_at_line(number: int, function: Callable[[], Any]) -> bool:
             return trace
 
         try:
+            if prepare is not None:
+                prepare()
             sys.settrace(trace)
             function()
         except BaseException:

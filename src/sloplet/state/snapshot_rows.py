@@ -24,6 +24,7 @@ _SELECT = (
 #: The one of that name (?1): a template, or a snapshot of the sandbox (?3). The role is ?2.
 _NAMED = "name = ?1 COLLATE NOCASE AND role = ?2 AND (role = 'template' OR (role = 'snapshot' AND sandbox = ?3))"
 _BY_AGE = " ORDER BY created_at, id"
+STATE_GONE = "what was saved of it is gone: it cannot go on"
 _SHOWN = 5  # children that a refusal names
 
 
@@ -85,7 +86,8 @@ class SnapshotRows(Connected):
 
     def remove_snapshot(self, snapshot_id: str, *, children: bool = True, saved: bool = True) -> bool:
         """Its children then descend from its parent. False if there was none. SnapshotInUse: it has children and
-        ``children`` is False, or a sandbox would go on from it and ``saved`` is False."""
+        ``children`` is False, or a sandbox would go on from it and ``saved`` is False; otherwise that one has nothing
+        to go on from any more, and is dead if it was paused."""
         with self._write() as db:
             row = db.execute("SELECT parent FROM snapshots WHERE id = ?", (snapshot_id,)).fetchone()
             if row is None:
@@ -96,6 +98,11 @@ class SnapshotRows(Connected):
                 _check_no_children(db, snapshot_id)
             db.execute("UPDATE snapshots SET parent = ? WHERE parent = ?", (row[0], snapshot_id))
             db.execute("UPDATE sandboxes SET head = ? WHERE head = ?", (row[0], snapshot_id))
+            db.execute(
+                "UPDATE sandboxes SET saved = NULL, saved_at = NULL, reason = CASE state WHEN 'paused' THEN ? "
+                "ELSE reason END, state = CASE state WHEN 'paused' THEN 'dead' ELSE state END WHERE saved = ?",
+                (STATE_GONE, snapshot_id),
+            )
             db.execute("DELETE FROM snapshots WHERE id = ?", (snapshot_id,))
             return True
 
@@ -114,18 +121,6 @@ class SnapshotRows(Connected):
             "FROM snapshots p LEFT JOIN sandboxes s ON s.id = p.sandbox"
         )
         return {str(row[0]): bool(row[1]) for row in self._read(query, ())}
-
-    def lose_snapshot(self, snapshot_id: str) -> list[str]:
-        """Its files are gone: forget it. Sandboxes that would have gone on from it are dead then; returns them."""
-        self.remove_snapshot(snapshot_id)
-        with self._write() as db:
-            lost = db.execute("SELECT id, state FROM sandboxes WHERE saved = ?", (snapshot_id,)).fetchall()
-            db.execute(
-                "UPDATE sandboxes SET saved = NULL, saved_at = NULL, reason = CASE state WHEN 'paused' THEN ? "
-                "ELSE reason END, state = CASE state WHEN 'paused' THEN 'dead' ELSE state END WHERE saved = ?",
-                ("its saved state is gone from the disk", snapshot_id),
-            )
-        return [str(row[0]) for row in lost if row[1] == "paused"]
 
 
 def not_found(ref: object, what: str = "snapshot") -> SnapshotNotFound:

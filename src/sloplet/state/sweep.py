@@ -66,5 +66,4 @@ def _lost(home: Home, store: Store, snapshot_id: str) -> bool:
     before them, so this is no moment of somebody's work: the disk lost it, or somebody deleted the folder."""
     if os.path.lexists(home.snapshots / snapshot_id) or not store.has_snapshot(snapshot_id):
         return False
-    store.lose_snapshot(snapshot_id)
-    return True
+    return store.remove_snapshot(snapshot_id)
