@@ -49,6 +49,7 @@ class Pools:
         self._runtime = runtime
         self._pools: dict[SandboxSpec, _Pool] = {}
         self._making = 0
+        self._places: set[tuple[str, str]] = set()  # of those being made
         self._closed = False
 
     async def claim(self, spec: SandboxSpec) -> Live | None:
@@ -112,6 +113,7 @@ class Pools:
         runtime, sandbox_id = self._runtime, new_id()
         async with runtime.timeline.origin(key) as origin:
             owner = await runtime.on_state(lambda: _place(runtime, sandbox_id))
+            self._places.add((owner, sandbox_id))
             try:
                 live = await runtime.bring_up(
                     _nobody(sandbox_id, key, origin, runtime.holder), owner, origin, sandbox_id
@@ -119,6 +121,8 @@ class Pools:
             except BaseException:
                 await asyncio.shield(runtime.on_state(lambda: runtime.home.remove_place(owner, sandbox_id)))
                 raise
+            finally:
+                self._places.discard((owner, sandbox_id))
             return _Entry(live, _identity(origin))
 
     @property
@@ -153,6 +157,9 @@ class Pools:
             with suppress(SlopletError, OSError):
                 entry.live.instance.cleanup()
                 self._runtime.home.remove_place(entry.live.owner, entry.live.place)
+        for owner, place in self._places:  # those being made end with us
+            with suppress(SlopletError, OSError):
+                self._runtime.home.remove_place(owner, place)
 
     def close_in_child(self) -> None:
         """After a fork they are the parent's: drop our copies of their wires."""
