@@ -108,7 +108,7 @@ class _Apply:
         try:
             await act(one)
         except _Left as why:
-            self.skipped.append((one.place, str(why)))
+            self.skipped.append((one.place or ".", str(why)))
         except FileError as error:
             if error.errno == errno.EFBIG:
                 raise
@@ -278,6 +278,9 @@ class _Apply:
 
     async def keep(self, one: Chosen) -> None:
         """Removed inside, and not to be removed here."""
+        with suppress(FileNotFoundError), self.above(one.place or ".", make=False) as (fd, last):
+            os.lstat(last, dir_fd=fd)
+            raise _Left("it was removed inside; with delete it is removed here too")
 
     async def remove(self, one: Chosen) -> None:
         if not one.place:
