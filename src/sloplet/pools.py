@@ -147,7 +147,10 @@ class Pools:
 
     async def close(self) -> None:
         """End all of them."""
+        fillers = [pool.filler for pool in self._pools.values() if pool.filler is not None]
         entries = self._forget()
+        for filler in fillers:
+            filler.cancel()
         await asyncio.gather(*(self._discard(entry.live) for entry in entries))
 
     def end_now(self) -> None:
@@ -157,7 +160,7 @@ class Pools:
             with suppress(SlopletError, OSError):
                 entry.live.instance.cleanup()
                 self._runtime.home.remove_place(entry.live.owner, entry.live.place)
-        for owner, place in self._places:  # those being made end with us
+        for owner, place in list(self._places):  # those being made end with us
             with suppress(SlopletError, OSError):
                 self._runtime.home.remove_place(owner, place)
 
@@ -173,9 +176,6 @@ class Pools:
             pool.ready.clear()
             if pool.giving_up is not None:
                 pool.giving_up.cancel()
-            if pool.filler is not None:
-                with suppress(RuntimeError):  # its loop is closed
-                    pool.filler.cancel()
         self._pools.clear()
         return entries
 
