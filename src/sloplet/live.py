@@ -111,7 +111,9 @@ async def freeze(live: Live) -> None:
     request = Fields((Tag.OP, int(Op.FREEZE)), (Tag.TIMEOUT_MS, int(_FREEZE * 1000)))
     try:
         async with asyncio.timeout(_FREEZE + _FREEZE_ANSWER):
-            await live.mux.open(request).result()
+            stream = live.mux.open(request)
+            live.mux.hold()  # it is saved between two frames
+            await stream.result()
     except TimeoutError:
         raise SaveFailed(
             "the sandbox's agent does not answer, so its state cannot be saved", hint="try again"
@@ -120,6 +122,7 @@ async def freeze(live: Live) -> None:
 
 async def thaw(live: Live) -> None:
     """Let it go on. One that is dead or does not answer is its watcher's matter."""
+    live.mux.let_go()
     try:
         async with asyncio.timeout(_FREEZE_ANSWER):
             await live.mux.open(Fields((Tag.OP, int(Op.THAW)))).result()

@@ -525,7 +525,10 @@ class Timeline:
     # -- files, archives -------------------------------------------------------------------
 
     async def diff(self, sandbox_id: str, against: str | None, *, text: bool) -> Diff:
-        raise NotImplementedError
+        from .views import diff
+
+        snapshot = None if against is None else await self._own(sandbox_id, against)
+        return await diff(self._runtime, await self._runtime.find(sandbox_id), snapshot, text=text)
 
     async def export(self, sandbox_id: str, path: str, *, image: bool) -> Snapshot:
         raise NotImplementedError

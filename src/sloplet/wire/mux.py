@@ -59,12 +59,24 @@ class Mux:
         self._room = Waiters()
         self._hello: Fields | None = None
         self._hello_waiters = Waiters()
+        self._later: list[bytes] | None = None  # what is held back
         self.heard = 0  # how often something came from the other side
         self._pongs = 0
         self._pulse = Waiters()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         self._loop.add_reader(read_fd, self._on_readable)
+
+    def hold(self) -> None:
+        """Keep what is written from now on until ``let_go``: the other side is to be saved between two frames."""
+        if self._later is None:
+            self._later = []
+
+    def let_go(self) -> None:
+        """Send what was held back. Idempotent."""
+        later, self._later = self._later, None
+        for data in later or ():
+            self._send(data)
 
     def set_on_lost(self, on_lost: Callable[[SlopletError], None]) -> None:
         self._on_lost = on_lost
@@ -121,6 +133,14 @@ class Mux:
         if self._lost:
             return
         data = encode_frame(type, stream, payload, channel)
+        if self._later is not None:
+            self._later.append(data)
+        else:
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        if self._lost:
+            return
         if not self._out:
             try:
                 sent = os.write(self._write_fd, data)
