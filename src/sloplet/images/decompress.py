@@ -10,7 +10,7 @@ import io
 import zlib
 from typing import Any, BinaryIO
 
-from ..errors import ImageError, ImageInvalid
+from ..errors import ImageInvalid
 
 _XZ_MEMORY = 256 * 2**20  # `xz -9` needs 65 MiB; a header may claim 4 GiB
 _ZSTD_WINDOW = 128 * 2**20
@@ -88,13 +88,8 @@ def _stream(file: Any) -> tuple[str, Any]:
 
         return "bzip2", _Streams(file, bz2.BZ2Decompressor)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        try:
-            import zstandard  # type: ignore[import-not-found,unused-ignore]
-        except ImportError:
-            raise ImageError(
-                "the tar is packed with zstd, and the module `zstandard` is not installed",
-                hint="pip install 'sloplet[zstd]', or pack it with gzip or xz",
-            ) from None
+        import zstandard
+
         unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
         return "zstd", unpacker.stream_reader(file, read_across_frames=True)
     return "tar", file

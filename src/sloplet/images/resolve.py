@@ -14,14 +14,14 @@ import stat
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from ..engines.base import ResolvedImage
 from ..errors import ImageError, ImageInvalid, ImageNotFound
 from ..fs import remove_tree, sync_filesystem, write_all, write_atomic
 from ..state.home import Home, unwritable
 from ..state.locks import FileLock, image_lock_path
-from .unpack import UnpackLimits, unpack
+from .unpack import Unpack, UnpackLimits, unpack
 
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tar.zst", ".tzst")
 _FORMS = "use 'host', a folder that holds a root filesystem ('dir:/path', './path'), or a tar of one ('./image.tar.gz')"
@@ -31,7 +31,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def resolve(image: str, home: Home, *, limits: UnpackLimits | None = None) -> ResolvedImage:
     """The image's root. Quick for what was seen before; unpacking a tar takes seconds: call it in a thread.
 
-    Raises ImageNotFound, ImageInvalid, ImageError (zstd without its module), StateUnwritable.
+    Raises ImageNotFound, ImageInvalid, StateUnwritable.
     """
     if image == "host":
         return ResolvedImage("host")
@@ -119,7 +119,7 @@ def _tar(path: Path, image: str, home: Home, limits: UnpackLimits | None) -> Res
                 raise ImageInvalid(f"the image {image!r} cannot be used: {error.message}", hint=error.hint) from error
         finally:
             lock.release()
-    return _unpacked(home, digest)
+    return unpacked(home, digest)
 
 
 def _key(path: Path, info: os.stat_result) -> str:
@@ -135,12 +135,13 @@ def _seen(home: Home, key: str) -> ResolvedImage | None:
         digest = (home.cache / f"tar-{key}").read_text("ascii")
         if len(digest) != 64 or digest.strip("0123456789abcdef"):
             return None
-        return _unpacked(home, digest)
+        return unpacked(home, digest)
     except (OSError, ValueError, ImageInvalid):
         return None
 
 
-def _unpacked(home: Home, digest: str) -> ResolvedImage:
+def unpacked(home: Home, digest: str) -> ResolvedImage:
+    """The image that lies in ``images/DIGEST``. ImageInvalid if there is none, or no whole one."""
     try:
         facts = json.loads((home.images / digest / "image.json").read_bytes())
         return ResolvedImage("rootfs", home.images / digest / "rootfs", owners_kept=bool(facts["owners_kept"]))
@@ -154,43 +155,78 @@ def _unpacked(home: Home, digest: str) -> ResolvedImage:
 def _publish(
     source: BinaryIO, key: str, image: str, home: Home, limits: UnpackLimits | None, before: os.stat_result
 ) -> str:
-    """Unpack into ``images/.tmp-KEY`` (whose lock is held), make it durable, rename it to its digest."""
-    name = f".tmp-{key}"
-    try:
-        home.images.mkdir(mode=0o700, exist_ok=True)
-        images = os.open(home.images, _FOLDER)
-    except OSError as error:
-        raise unwritable(home.images, error) from error
-    try:
+    """Unpack a tar (the lock of ``key`` is held), and remember where its content is."""
+    with Staging(home, key) as staging:
+        result = staging.unpack(source, limits)
+        after = os.fstat(source.fileno())
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise ImageInvalid("it changed while it was being unpacked", hint="try again")
+        staging.publish(result.digest, {**result.to_dict(), "source": image})
         try:
-            remove_tree(images, name)  # of a writer that was killed
-            os.mkdir(name, 0o700, dir_fd=images)
-            folder = os.open(name, _FOLDER, dir_fd=images)
-            try:
-                os.mkdir("rootfs", 0o755, dir_fd=folder)
-                root = os.open("rootfs", _FOLDER, dir_fd=folder)
-                try:
-                    result = unpack(source, root, limits)
-                finally:
-                    os.close(root)
-                after = os.fstat(source.fileno())
-                if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                    raise ImageInvalid("it changed while it was being unpacked", hint="try again")
-                facts = {**result.to_dict(), "source": image, "unpacked_at": time.time()}
-                write_atomic(folder, "image.json", json.dumps(facts, indent=1).encode())
-                sync_filesystem(folder)
-            finally:
-                os.close(folder)
-            _rename_new(images, name, result.digest)
-            _remember(images, name, home, key, result.digest)
-            return result.digest
+            _remember(staging.images, staging.name, home, key, result.digest)
         except OSError as error:
             raise unwritable(home.images, error) from error
-        finally:
-            with suppress(Exception):
-                remove_tree(images, name)
-    finally:
-        os.close(images)
+    return result.digest
+
+
+class Staging:
+    """``images/.tmp-KEY``, where an image is unpacked before it has its name. The caller holds the lock of ``key``
+    (``image_lock_path``). A context manager: what was not published is removed at its end. Raises StateUnwritable."""
+
+    def __init__(self, home: Home, key: str) -> None:
+        self.name = f".tmp-{key}"
+        self._home = home
+        self._folder = -1
+        try:
+            home.images.mkdir(mode=0o700, exist_ok=True)
+            self.images = os.open(home.images, _FOLDER)
+        except OSError as error:
+            raise unwritable(home.images, error) from error
+        try:
+            remove_tree(self.images, self.name)  # of a writer that was killed
+            os.mkdir(self.name, 0o700, dir_fd=self.images)
+            self._folder = os.open(self.name, _FOLDER, dir_fd=self.images)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise unwritable(home.images, error) from error
+            raise
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def unpack(self, source: BinaryIO, limits: UnpackLimits | None) -> Unpack:
+        """ImageInvalid, and whatever ``source`` raises (an OSError of its own counts as the disk's)."""
+        try:
+            os.mkdir("rootfs", 0o755, dir_fd=self._folder)
+            root = os.open("rootfs", _FOLDER, dir_fd=self._folder)
+            try:
+                return unpack(source, root, limits)
+            finally:
+                os.close(root)
+        except OSError as error:
+            raise unwritable(self._home.images, error) from error
+
+    def publish(self, digest: str, facts: dict[str, Any]) -> None:
+        """Make it durable and give it its name; no error if the same content came in by another path."""
+        try:
+            write_atomic(
+                self._folder, "image.json", json.dumps({**facts, "unpacked_at": time.time()}, indent=1).encode()
+            )
+            sync_filesystem(self._folder)
+            _rename_new(self.images, self.name, digest)
+        except OSError as error:
+            raise unwritable(self._home.images, error) from error
+
+    def close(self) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)
+        with suppress(Exception):
+            remove_tree(self.images, self.name)
+        os.close(self.images)
 
 
 def _rename_new(images: int, name: str, digest: str) -> None:

@@ -7,6 +7,7 @@ decodes names. Here names stay the bytes they are. What a tar of a root filesyst
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,7 @@ _MAX_LONG_NAME = 64 * 1024
 _MAX_PAX = 2**20
 _MAX_EXTENSIONS = 16  # extension headers in front of one entry
 _ZEROS = bytes(BLOCK)
+_TIME_RE = re.compile(rb"(-?)(\d{1,19})(?:\.(\d{0,40}))?\Z")
 
 _KINDS = {
     b"0": "file", b"\0": "file", b"7": "file", b"1": "hardlink", b"2": "symlink", b"3": "device",
@@ -46,7 +48,7 @@ class Entry:
     uid: int
     gid: int
     size: int  #: bytes of data that follow
-    mtime: float
+    mtime_ns: int  #: since the epoch, exactly: a saved state knows the files below it by their times
     link: bytes
 
 
@@ -158,7 +160,9 @@ class TarReader:
             uid=_decimal(pax[b"uid"], "uid") if b"uid" in pax else _number(block[108:116], "uid"),
             gid=_decimal(pax[b"gid"], "gid") if b"gid" in pax else _number(block[116:124], "gid"),
             size=self._left,
-            mtime=_time(pax[b"mtime"]) if b"mtime" in pax else float(_number(block[136:148], "mtime", signed=True)),
+            mtime_ns=_nanoseconds(pax[b"mtime"])
+            if b"mtime" in pax
+            else _number(block[136:148], "mtime", signed=True) * 10**9,
             link=link,
         )
 
@@ -195,11 +199,14 @@ def _decimal(raw: bytes, what: str) -> int:
     return int(raw)
 
 
-def _time(raw: bytes) -> float:
-    try:
-        return float(raw[:40])
-    except ValueError:
-        raise ImageInvalid(f"the tar has a PAX header with mtime={raw[:40]!r}") from None
+def _nanoseconds(raw: bytes) -> int:
+    """PAX writes decimals; what is finer than a nanosecond is cut off."""
+    match = _TIME_RE.match(raw)
+    if match is None:
+        raise ImageInvalid(f"the tar has a PAX header with mtime={raw[:40]!r}")
+    sign, seconds, fraction = match.groups()
+    value = int(seconds) * 10**9 + int((fraction or b"")[:9].ljust(9, b"0"))
+    return -value if sign else value
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:

@@ -13,7 +13,6 @@ and exclusively, nothing is ever opened by a path string. Stated exceptions from
 from __future__ import annotations
 
 import errno
-import math
 import os
 import stat
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from .tarstream import MAX_PATH, Entry, TarReader, show
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ID = 2**32 - 1  # chown's "leave it as it is", so never an owner
-_MAX_TIME = 2.0**33
+_MAX_TIME_NS = 2**33 * 10**9
 #: errors that the archive is to blame for; others (a full disk) are the caller's matter
 _ARCHIVE_ERRORS = {
     errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.EMLINK, errno.ENAMETOOLONG, errno.ENOENT,
@@ -211,7 +210,7 @@ class _Extractor:
         if self.result.owners_kept:
             os.chown(name, *_owner(entry), dir_fd=parent, follow_symlinks=False)
         moment = _moment(entry)
-        os.utime(name, (moment, moment), dir_fd=parent, follow_symlinks=False)
+        os.utime(name, ns=(moment, moment), dir_fd=parent, follow_symlinks=False)
 
     def _hard_link(self, entry: Entry, parts: tuple[bytes, ...]) -> bool:
         """False if what it links to is not there (yet)."""
@@ -316,7 +315,7 @@ class _Extractor:
             self.result.stripped += 1
         os.fchmod(fd, mode)
         moment = _moment(entry)
-        os.utime(fd, (moment, moment))
+        os.utime(fd, ns=(moment, moment))
 
 
 def _owner(entry: Entry) -> tuple[int, int]:
@@ -325,8 +324,8 @@ def _owner(entry: Entry) -> tuple[int, int]:
     return entry.uid, entry.gid
 
 
-def _moment(entry: Entry) -> float:
-    return min(max(entry.mtime, 0.0), _MAX_TIME) if math.isfinite(entry.mtime) else 0.0
+def _moment(entry: Entry) -> int:
+    return min(max(entry.mtime_ns, 0), _MAX_TIME_NS)
 
 
 class _blame:
