@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from . import disk
 from .changes.compare import diff_of, state_of
@@ -16,6 +16,7 @@ from .controller import Diff, SandboxInfo, Snapshot, Stream
 from .files import AsyncFiles
 from .live import Live
 from .state.home import new_id
+from .state.opened import Opened
 from .wire.fields import Fields
 from .wire.schema import Op, Tag
 
@@ -53,7 +54,7 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
     async with runtime.timeline.saved(against.id) as origin:
         assert origin.opened is not None
         if against.kind == "disk":
-            with open(disk.FILE, "rb", opener=_opener(origin.opened.fd)) as file:
+            with _stored(origin.opened) as file:
                 yield await read_stored(file, prefix=disk.folder(live) or "/")
             return
         # What was saved with its memory can only be read by the engine: a copy that nobody else sees is started.
@@ -74,8 +75,5 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
             await runtime.discard(copy)
 
 
-def _opener(folder: int) -> Callable[[str, int], int]:
-    def opener(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-
-    return opener
+def _stored(opened: Opened) -> BinaryIO:
+    return os.fdopen(os.open(disk.FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened.fd), "rb")
