@@ -175,6 +175,7 @@ int minder_main(int control)
     sigset_t child;
     char ignored[sizeof(struct signalfd_siginfo)];
     prctl(PR_SET_NAME, "sloplet-minder", 0, 0, 0);
+    seccomp_no_membarrier();
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);

@@ -9,6 +9,7 @@ import platform
 import re
 import socket
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,15 +29,19 @@ from .plan import encode_steps, frame
 
 _FIX = "sloplet setup gvisor"
 _KEPT_PLANS = 16
+WEAKENABLE = frozenset({"cgroup"})
 
 
 class GvisorEngine:
-    """Constructed once per runtime."""
+    """Constructed once per runtime. ``weaken`` is for tests alone, as on the container rung."""
 
     name = "gvisor"
     rung = "gvisor"
 
-    def __init__(self, *, facts: Machine | None = None) -> None:
+    def __init__(self, *, weaken: Iterable[str] = (), facts: Machine | None = None) -> None:
+        self._weaken = frozenset(weaken)
+        if unknown := self._weaken - WEAKENABLE:
+            raise ValueError(f"no such controls: {sorted(unknown)}")
         self._facts = facts
         self._ranges: set[int] = set()
         self._fixed_part: dict[tuple[ResolvedImage, str], bytes] = {}
@@ -174,6 +179,7 @@ class GvisorEngine:
                 group=group,
                 template=scratch_template(request, decided.scratch, facts),
                 id_range=number,
+                weaken=self._weaken,
             )
             plan = self._plan(jailed, decided, found)
             hello = shell.hello(jailed, facts, self._view, decided.limits.memory)
