@@ -135,7 +135,7 @@ class HostBase:
         self._children: dict[str, set[str]] = {}
         self._folders: dict[str, FolderBase] = {}
         for part in host.layout(view):
-            self._parts[part.path] = part
+            self._parts.setdefault(part.path, part)  # a folder is made once, with its first mode
             for above in _chain(part.path):
                 parent, _, name = above.rpartition("/")
                 self._children.setdefault(parent or "/", set()).add(name)

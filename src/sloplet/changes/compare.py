@@ -184,7 +184,7 @@ class _Comparison:
             type=node.type,
             size=one.new.size if one.new is not None else 0,
             mode=node.mode,
-            what=one.below if one.new is None else one.what,
+            what=one.below if one.new is None else one.what if one.old is not None else (),
             text=shown,
             binary=text and shown is None and _has_content(one),
         )
