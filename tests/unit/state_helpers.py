@@ -133,26 +133,49 @@ def remount_read_only(path: Path) -> None:
         raise OSError(ctypes.get_errno(), "remount")
 
 
-def killed_at_line(number: int, function: Callable[[], Any], *, prepare: Callable[[], Any] | None = None) -> bool:
-    """Run it in a child that SIGKILLs itself at the ``number``-th line of sloplet's code. False if it ended before.
-    ``prepare`` is run in the child before, and its lines do not count."""
+def killed_at_line(number: int, function: Callable[[], Any]) -> bool:
+    """Run it in a child that SIGKILLs itself at the ``number``-th line of sloplet's code. False if it ended before."""
+
+    def ours(path: str) -> bool:
+        return "sloplet" in path and "tests" not in path
+
+    return _killed(number, function, lambda: None, ours, each_once=False)
+
+
+def killed_at_new_line(
+    number: int, function: Callable[[], Any], *, prepare: Callable[[], Any], files: frozenset[str]
+) -> bool:
+    """The same at the ``number``-th line of ``files`` (their names) that it comes to for the first time. ``prepare``
+    is run in the child before it."""
+    return _killed(number, function, prepare, lambda path: os.path.basename(path) in files, each_once=True)
+
+
+def _killed(
+    number: int,
+    function: Callable[[], Any],
+    prepare: Callable[[], Any],
+    traced: Callable[[str], bool],
+    *,
+    each_once: bool,
+) -> bool:
     pid = os.fork()
     if pid == 0:
         left = number
+        seen = set()
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal left
-            if "sloplet" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            if not traced(frame.f_code.co_filename):
                 return None
-            if event == "line":
+            if event == "line" and not (each_once and (frame.f_code, frame.f_lineno) in seen):
+                seen.add((frame.f_code, frame.f_lineno))
                 left -= 1
                 if left <= 0:
                     os.kill(os.getpid(), signal.SIGKILL)
             return trace
 
         try:
-            if prepare is not None:
-                prepare()
+            prepare()
             sys.settrace(trace)
             function()
         except BaseException:

@@ -78,13 +78,9 @@ def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateForma
     """Everything but the contents of its files is checked. See ``SnapshotStore.open``."""
     snapshot, digest = store.snapshot_and_digest(snapshot_id)
     path = home.snapshots / check_id(snapshot_id)
+    fd, lock = -1, None
     try:
         fd = os.open(path, FOLDER)
-    except OSError as error:
-        store.snapshot(snapshot_id)  # deleted just now: that is what it says then
-        raise _unreadable(snapshot, error) from error
-    lock = None
-    try:
         lock = _hold(snapshot, path, fd)
         store.snapshot(snapshot_id)  # from here on it cannot go
         manifest = _manifest(snapshot, digest, fd)
@@ -94,8 +90,10 @@ def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateForma
     except BaseException as error:
         if lock is not None:
             lock.release(remove=False)
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         if isinstance(error, OSError):
+            store.snapshot(snapshot_id)  # deleted just now: that is what it says then
             raise _unreadable(snapshot, error) from error
         raise
 
