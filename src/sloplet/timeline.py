@@ -43,6 +43,7 @@ from .wire.fields import Fields
 from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
+    from .archive.work import Work
     from .runtime import Runtime
 
 T = TypeVar("T")
@@ -154,9 +155,11 @@ class Timeline:
                 async with self._standing_still(live):
                     await live.instance.save(draft.fd, stop=False)
                 kind = "live"
-            else:
+            elif live.engine.probe().capabilities.disk_snapshots:
                 await disk.pack(live, draft)
                 kind = "disk"
+            else:
+                raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
             return await self._publish(draft, live, role, kind, name=name, note=note)
         except BaseException:
             await asyncio.shield(self._runtime.off_loop(lambda: self._runtime.saved.abandon(draft)))
@@ -531,10 +534,50 @@ class Timeline:
         return await diff(self._runtime, await self._runtime.find(sandbox_id), snapshot, text=text)
 
     async def export(self, sandbox_id: str, path: str, *, image: bool) -> Snapshot:
-        raise NotImplementedError
+        from .archive import moving
+
+        work = moving.progress(self._runtime, "export", sandbox_id)
+        try:
+            return await self._whole(self._export(sandbox_id, path, image, work))
+        except asyncio.CancelledError:
+            work.give_up()
+            raise
+
+    async def _export(self, sandbox_id: str, path: str, image: bool, work: Work) -> Snapshot:
+        from .archive.write import Target, write
+
+        runtime = self._runtime
+        target = await runtime.off_loop(lambda: Target(path, runtime.home))
+        passing: str | None = None  # a state that serves this export only
+        try:
+            async with self.turn(sandbox_id):
+                live = runtime.held_live(sandbox_id)
+                if live is None:
+                    snapshot = await self._copy_saved(sandbox_id, None, "export", "")
+                else:
+                    snapshot = await self._save(live, "export")
+                passing = snapshot.id
+
+            def pack() -> None:
+                with runtime.saved.open(snapshot.id, verify=False) as opened:
+                    write(target, opened, _image(opened), runtime.home, work, include=image)
+
+            await runtime.off_loop(pack)
+        finally:
+            await asyncio.shield(runtime.off_loop(target.close))
+            await asyncio.shield(self._drop(passing))
+        runtime.bus.emit(sandbox_id, "exported", path=path, kind=snapshot.kind)
+        return snapshot
 
     async def load(self, path: str, *, name: str | None) -> SandboxInfo:
-        raise NotImplementedError
+        from .archive import moving
+
+        work = moving.progress(self._runtime, "import", "", path=path)
+        try:
+            return await self._whole(moving.load(self._runtime, path, name, work))
+        except asyncio.CancelledError:
+            work.give_up()
+            raise
 
     # -- chores ----------------------------------------------------------------------------
 
