@@ -105,3 +105,19 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def private_home(path: Path) -> dict[str, str]:
     return {"SLOPLET_HOME": str(path)}
+
+
+def gvisor_environment() -> dict[str, str]:
+    """What a program needs to find runsc in a home of its own; skips the test where there is none.
+
+    CI names its runsc in SLOPLET_TEST_RUNSC."""
+    import pytest
+
+    from sloplet.setup import runsc
+
+    named = os.environ.get("SLOPLET_TEST_RUNSC")
+    found = runsc.find()
+    path = named or (os.fspath(found.path) if found is not None else None)
+    if path is None:
+        pytest.skip("runsc is not here: SLOPLET_TEST_RUNSC names one")
+    return {"SLOPLET_RUNSC": path}

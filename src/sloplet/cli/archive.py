@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
-from ..errors import FileMissing
+from ..errors import FileMissing, SlopletError
 from .options import Verb, json_option, name_argument
 from .output import print_json, size
-from .working import finish, working
+from .working import finish, shown, working
 
 if TYPE_CHECKING:
-    from ..controller import SandboxInfo, Snapshot
+    from ..controller import Controller, SandboxInfo, Snapshot
+
+_AGAIN = 0.2
 
 
 @click.command(
@@ -42,22 +45,47 @@ def export(name: str, file: str, no_image: bool, as_json: bool) -> None:
 
 
 async def _export(name: str, file: str, image: bool) -> tuple[Snapshot, float]:
-    from ..sandbox import AsyncSandbox
+    from ..keeper.client import keeper_controller
 
-    box = await AsyncSandbox.connect(name)
+    controller = await keeper_controller()
+    found = await controller.find(name)
     began = time.monotonic()
-    made = await working(f"writing {file}", box.export(file, image=image), lambda: _written(file))
+    path = os.path.abspath(file)
+    async with _Progress(controller, "export", found.id) as progress:
+        made = await working(f"writing {file}", controller.export(found.id, path, image=image), progress)
     return made, time.monotonic() - began
 
 
-def _written(file: str) -> tuple[int, int | None]:
-    """How much of the archive is there, under its own name or a temporary one beside it."""
-    folder, base = os.path.split(os.path.abspath(file))
-    try:
-        with os.scandir(folder) as entries:
-            return max((e.stat().st_size for e in entries if base in e.name), default=0), None
-    except OSError:
-        return 0, None
+class _Progress:
+    """How far the keeper is, by its events; asked only where somebody sees it."""
+
+    def __init__(self, controller: Controller, what: str, sandbox: str | None, path: str | None = None) -> None:
+        self._controller, self._type, self._sandbox, self._path = controller, f"{what}.progress", sandbox, path
+        self._now: tuple[int, int | None] = (0, None)
+        self._listening: asyncio.Task[None] | None = None
+
+    def __call__(self) -> tuple[int, int | None]:
+        return self._now
+
+    async def __aenter__(self) -> Self:
+        if shown():
+            self._listening = asyncio.ensure_future(self._listen())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for event in self._controller.events(self._sandbox):
+                    if event.type == self._type and event.data.get("path") == self._path:
+                        self._now = (event.data["bytes"], event.data["total"])
+            except SlopletError:
+                pass  # no keeper runs yet
+            await asyncio.sleep(_AGAIN)
 
 
 async def _look(file: str) -> str:
@@ -90,8 +118,9 @@ async def _import(file: str, name: str | None) -> SandboxInfo:
     from ..keeper.client import keeper_controller
 
     controller = await keeper_controller()  # also without a name: it is to outlive this command
-    what = f"checking and starting {file} ({size(os.path.getsize(file))})"
-    return await working(what, controller.load(os.path.abspath(file), name=name))
+    path = os.path.abspath(file)
+    async with _Progress(controller, "import", None, path) as progress:
+        return await working(f"checking and starting {file}", controller.load(path, name=name), progress)
 
 
 async def _look_import() -> str:

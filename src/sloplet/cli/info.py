@@ -36,6 +36,7 @@ async def _collect(name: str) -> dict[str, Any]:
     known = await box.info()
     document: dict[str, Any] = {**known.to_dict(), "metrics": None, "guarantees": None}
     document["saved_bytes"], document["head_name"] = await _states(known)
+    document["keeper_pid"] = await _keeper_pid() if known.holder == "keeper" else None
     if known.state == "running":
         try:
             document["metrics"] = (await box.metrics()).to_dict()
@@ -43,6 +44,13 @@ async def _collect(name: str) -> dict[str, Any]:
         except SlopletError as error:  # it died under our eyes: what is known is still worth showing
             document["reason"] = document["reason"] or str(error)
     return document
+
+
+async def _keeper_pid() -> int | None:
+    from ..keeper.client import keeper_controller
+
+    status = await (await keeper_controller()).status()
+    return None if status is None else int(status["pid"])
 
 
 async def _states(known: SandboxInfo) -> tuple[int | None, str | None]:
@@ -68,6 +76,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("id", document["id"]),
         ("state", _state(document)),
         ("engine", f"{document['engine']} (rung: {document['rung']}, asked for: {spec['engine']})"),
+        ("held by", _holder(document)),
         ("image", spec["image"]),
         ("workdir", document["workdir"]),
         ("user", spec["user"]),
@@ -88,6 +97,13 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         value = f" {item['value']}" if item["value"] else ""
         lines.append((item["control"], f"{sign}{value}: {item['how']}"))
     return lines
+
+
+def _holder(document: dict[str, Any]) -> str:
+    if document["holder"] != "keeper":
+        return "a running program"
+    pid = document["keeper_pid"]
+    return "the keeper" + (f" (pid {pid})" if pid is not None else ", which does not run now")
 
 
 def _state(document: dict[str, Any]) -> str:

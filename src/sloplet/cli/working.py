@@ -22,9 +22,14 @@ _LOOK_TIMEOUT = 5.0
 _WHEEL = "|/-\\"
 
 
+def shown() -> bool:
+    """Whether anybody sees progress."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 async def working(text: str, work: Awaitable[T], measure: Measure | None = None) -> T:
     """Await ``work``. If that takes over a second, say what is going on and for how long."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not shown():
         return await work
     ticker = asyncio.ensure_future(_tick(text, measure))
     try:
