@@ -195,7 +195,6 @@ class Runtime:
         if live.mux.congested:
             await live.mux.drained()
         stream = live.mux.open(request)
-        live.used = asyncio.get_running_loop().time()
         if live.quiet is None:
             self._listen(live)
         if request.integer(Tag.OP) in _COMMAND_OPS:
@@ -559,7 +558,8 @@ class Runtime:
 
     def _annotate(self, live: Live, stream: HostStream, result: Fields) -> Fields:
         """Add OOM where the memory limit killed something while the command ran; what the agent says of it stays."""
-        live.used = asyncio.get_running_loop().time()
+        if stream.request.integer(Tag.OP) != Op.METRICS:  # who only looks does not keep it awake
+            live.used = asyncio.get_running_loop().time()
         if stream.id not in live.running:
             return result
         before = live.running.pop(stream.id)

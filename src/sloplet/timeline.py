@@ -52,6 +52,7 @@ _NOTE = 200
 _LAST_PAUSE = 30.0  # for each of those that a leaving keeper pauses
 _LOOK = 2.0  # how long a sandbox's processors are watched before it is called idle
 _BUSY = 0.02  # of one processor
+_LOOKING = 20_000  # microseconds that the look itself may cost
 
 
 @dataclass(frozen=True)
@@ -628,7 +629,7 @@ class Timeline:
         try:
             before = await _cpu_us(live)
             await asyncio.sleep(seconds)
-            return await _cpu_us(live) - before > _BUSY * seconds * 1e6
+            return await _cpu_us(live) - before > _BUSY * seconds * 1e6 + _LOOKING
         except SlopletError:
             return True
 

@@ -22,6 +22,7 @@ from .files import TestFileErrors, TestFiles, TestLinks
 from .flow import TestConcurrency, TestFlowControl
 from .lifecycle import TestDeath, TestLifeCycle, TestNames
 from .limits import TestGuarantees, TestLimits, TestMetricsAndEvents
+from .living import TestLiveState, TestSnapshots
 from .refusals import TestBadCommands, TestBadInput, TestBadPlaces
 from .spawning import TestCancel, TestSpawn
 from .support import box, capabilities, controller, make_box
@@ -33,7 +34,7 @@ from .wire import TestWire
 __all__ = [
     "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
     "TestDownload", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput", "TestLifeCycle",
-    "TestLimits", "TestLinks", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestProcesses", "TestRun",
-    "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestWatch", "TestWire", "box", "capabilities",
-    "controller", "make_box",
+    "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestProcesses",
+    "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestWatch", "TestWire",
+    "box", "capabilities", "controller", "make_box",
 ]  # fmt: skip
