@@ -19,6 +19,17 @@ extern int (*agent_fence)(int fence_fd);
  * Writing "0" moves the writer. Marked close-on-exec; they never reach a command. */
 extern int agent_work_fd, agent_work_fds;
 
+/* Where the overlays of the sandbox's root keep what is written: folders named by number in agent_upper_fd, each mounted at a
+ * path (without a leading slash; "" is the root). What is not in one of them lies on the root's own filesystem. agent_layers -1:
+ * nobody told. The descriptor is close-on-exec and never reaches a command. */
+#define AGENT_LAYERS 64
+struct agent_layer {
+    int number;
+    char path[252];
+};
+extern int agent_upper_fd, agent_layers;
+extern struct agent_layer agent_layer[AGENT_LAYERS];
+
 /* For the memory watchdog: the root lies on a tmpfs, whatever an overlay says of its own type; the ipc namespace is the
  * sandbox's alone. */
 extern bool agent_scratch_in_memory, agent_own_ipc;

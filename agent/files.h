@@ -24,6 +24,8 @@ void stat_fields(struct fw *w, const struct stat *st, const char *link);
 bool want_mode(struct stream *s, const struct fields *f, mode_t otherwise, mode_t *mode);
 /* Makes the missing folders above (`whole`: and at) the path. 0 or an errno. */
 int make_parents(const char *path, mode_t mode, bool whole);
+/* A name for a file that is not there yet, at most 24 bytes. */
+void temp_name(char *out);
 /* rename without replacing; falls back where the kernel cannot do it at once. */
 int rename_noreplace(int from_dir, const char *from, int to_dir, const char *to);
 

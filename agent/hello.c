@@ -11,6 +11,7 @@
 #include "freeze.h"
 #include "guest.h"
 #include "identity.h"
+#include "layers.h"
 #include "memory.h"
 #include "path.h"
 #include "ring.h"
@@ -205,6 +206,7 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     if (!unknown)
         make_folder(u.home, &u);
     stir(&f);
+    baseline_take();
     if (wire_held()) /* a restored copy: it is someone else by now, and may go on */
         freeze_end(false);
     fw_int(&w, TAG_PID, guest.self);

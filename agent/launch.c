@@ -117,18 +117,22 @@ static int fence_command(int ruleset) {
     return agent_fence_fd < 0 ? 0 : (int)syscall(NR_landlock_restrict_self, ruleset, 0);
 }
 
-/* Of all descriptors beyond the wire the agent gets these, from FD_PLAN on: commands' cgroups, then their fence. */
+/* Of all descriptors beyond the wire the agent gets these, from FD_PLAN on: commands' cgroups, then their fence, then where
+ * overlays are written. */
 static int keep_for_agent(void) {
-    int kept[MAX_CGROUPS + 1], count = launch.plan.works;
+    int kept[MAX_CGROUPS + 2], count = launch.plan.works;
+    int upper = agent_layers > 0 ? openat(launch.scratch, "up", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     memcpy(kept, work_fd, sizeof work_fd);
     if (launch.fence >= 0) kept[count++] = launch.fence;
+    if (upper >= 0) kept[count++] = upper;
     for (int i = 0; i < count; i++) /* sources may lie where others go: first all of them out of the way */
-        if ((kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 1)) < 0) return -1;
+        if ((kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 2)) < 0) return -1;
     for (int i = 0; i < count; i++)
         if (dup3(kept[i], FD_PLAN + i, O_CLOEXEC) < 0) return -1;
     agent_work_fd = FD_PLAN;
     agent_work_fds = launch.plan.works;
-    if (launch.fence >= 0) agent_fence_fd = FD_PLAN + count - 1;
+    if (launch.fence >= 0) agent_fence_fd = FD_PLAN + launch.plan.works;
+    if (upper >= 0) agent_upper_fd = FD_PLAN + count - 1;
     return (int)syscall(NR_close_range, FD_PLAN + count, ~0u, 0);
 }
 
@@ -157,6 +161,7 @@ static int sandbox(void) {
     run_steps(&launch);
     struct statfs scratch;
     agent_scratch_in_memory = launch.scratch >= 0 && fstatfs(launch.scratch, &scratch) == 0 && scratch.f_type == TMPFS_;
+    if (launch.scratch >= 0 && agent_layers < 0) agent_layers = 0; /* all of its root is its own, and no overlay */
     agent_own_ipc = (plan->flags & PLAN_NAMESPACES) != 0;
     set_limits(plan);
     drop_privileges(plan);

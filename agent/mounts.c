@@ -2,6 +2,7 @@
  * openat2 inside that root, and mounts are placed on descriptors, never on names. */
 #define _GNU_SOURCE
 #include "launch.h"
+#include "agent.h"
 #include "linuxapi.h"
 
 #include <errno.h>
@@ -145,6 +146,14 @@ static void show_layer(struct launch *launch, uint64_t bits, const char *path, i
     *slot = -1;
 }
 
+/* The agent looks there for what has changed. */
+static void note_layer(int number, const char *path) {
+    if (agent_layers < 0) agent_layers = 0;
+    if (agent_layers == AGENT_LAYERS || strlen(path) >= sizeof agent_layer[0].path) fail("overlay", path, E2BIG, "");
+    agent_layer[agent_layers].number = number;
+    strcpy(agent_layer[agent_layers++].path, path);
+}
+
 /* The working directory is the scratch filesystem, where the layers lie: low/N, up/N and work/N. */
 void make_overlay(struct launch *launch, struct reader args) {
     uint64_t bits = arg_u64(&args), attributes = arg_u64(&args);
@@ -184,6 +193,7 @@ void make_overlay(struct launch *launch, struct reader args) {
     int mount;
     if (syscall(NR_fsconfig, fs, FSCONFIG_CMD_CREATE_, NULL, NULL, 0) == 0) {
         mount = overlay_mount(fs, path, attributes);
+        note_layer(number, path);
     } else if (errno == EINVAL && guarded >= 0) {
         /* The host's own root is an overlay, and three of them do not stack: read-only, then. */
         mount = (int)syscall(NR_open_tree, guarded, "", OPEN_TREE_CLONE_ | OPEN_TREE_CLOEXEC_ | AT_EMPTY_PATH_);

@@ -35,6 +35,8 @@ static const struct op {
     {OP_SHUTDOWN, B(TIMEOUT_MS), 0, op_shutdown},
     {OP_FREEZE, B(TIMEOUT_MS), 0, op_freeze},
     {OP_THAW, 0, 0, op_thaw},
+    {OP_CHANGES, B(PATH) | B(FLAGS), 0, op_changes},
+    {OP_UNPACK, B(PATH), 0, op_unpack},
 };
 
 void op_dispatch(struct stream *s, const uint8_t *payload, uint32_t n)

@@ -29,5 +29,7 @@ void op_watch(struct stream *s, const struct fields *f);
 void op_metrics(struct stream *s, const struct fields *f);
 void op_shutdown(struct stream *s, const struct fields *f);
 bool shutdown_begun(void);
+void op_changes(struct stream *s, const struct fields *f);
+void op_unpack(struct stream *s, const struct fields *f);
 
 #endif

@@ -290,7 +290,7 @@ static int find_target(struct writing *w, const char *path, struct stat *st)
     return ELOOP;
 }
 
-static int random_name(char *out)
+void temp_name(char *out)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
     uint8_t bytes[10];
@@ -304,7 +304,6 @@ static int random_name(char *out)
     for (size_t i = 0; i < sizeof bytes; i++)
         out[9 + i] = letters[bytes[i] % 32];
     out[9 + sizeof bytes] = 0;
-    return 0;
 }
 
 static int open_in_place(struct writing *w, int flags)
@@ -341,7 +340,7 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
         w->uid = old->st_uid;
         w->gid = old->st_gid;
     }
-    random_name(w->temp);
+    temp_name(w->temp);
     mask = umask(0);
     fd = openat(w->dir, w->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, w->mode);
     umask(mask);

@@ -257,6 +257,11 @@ const char *walk_prefix(const struct walk *w, size_t *n)
     return w->names;
 }
 
+int walk_fd(const struct walk *w)
+{
+    return w->levels[w->depth - 1].fd;
+}
+
 size_t walk_depth(const struct walk *w)
 {
     return w->depth;

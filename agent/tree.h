@@ -35,6 +35,11 @@ void walk_kept(struct walk *w, int error);
 /* Parts above the current folder, for building relative names; ends without a slash. */
 const char *walk_prefix(const struct walk *w, size_t *n);
 size_t walk_depth(const struct walk *w);
+/* The folder being read: the root before the first entry, and after walk_enter the one entered. */
+int walk_fd(const struct walk *w);
 void walk_close(struct walk *w);
+
+/* Removes a bounded number of entries of a removing walk, counting them. True while there are more. */
+bool tree_remove_some(struct walk *w, int64_t *count);
 
 #endif

@@ -145,34 +145,34 @@ struct removal {
     int64_t count;
 };
 
-static void remove_entry(struct removal *r, int dir, const char *name, int flags)
+static void remove_entry(struct walk *w, int64_t *count, int dir, const char *name, int flags)
 {
     if (unlinkat(dir, name, flags) == 0)
-        r->count++;
+        ++*count;
     else if (errno != ENOENT)
-        walk_kept(&r->walk, errno);
+        walk_kept(w, errno);
 }
 
-/* True while there is more. A folder is entered whatever its type said: the open decides. */
-static bool remove_some(struct removal *r)
+/* A folder is entered whatever its type said: the open decides. */
+bool tree_remove_some(struct walk *w, int64_t *count)
 {
     for (int i = 0; i < ENTRIES_PER_TURN; i++) {
         const char *name;
         uint8_t type;
         int dir;
 
-        switch (walk_next(&r->walk, &dir, &name, &type)) {
+        switch (walk_next(w, &dir, &name, &type)) {
         case WALK_END:
             return false;
         case WALK_LEFT:
-            remove_entry(r, dir, name, AT_REMOVEDIR);
+            remove_entry(w, count, dir, name, AT_REMOVEDIR);
             break;
         case WALK_ENTRY:
             if (type != DT_DIR && type != DT_UNKNOWN)
-                remove_entry(r, dir, name, 0);
-            else if (!walk_enter(&r->walk))
+                remove_entry(w, count, dir, name, 0);
+            else if (!walk_enter(w))
                 /* no folder after all, or one that may not be read: empty ones still go */
-                remove_entry(r, dir, name, errno == ENOTDIR || errno == ELOOP ? 0 : AT_REMOVEDIR);
+                remove_entry(w, count, dir, name, errno == ENOTDIR || errno == ELOOP ? 0 : AT_REMOVEDIR);
             break;
         }
     }
@@ -186,7 +186,7 @@ static enum pump remove_pump(struct stream *s)
     struct fw w = {buf, 0, sizeof buf, false};
     int error = user_enter(&r->user);
 
-    if (!error && remove_some(r)) {
+    if (!error && tree_remove_some(&r->walk, &r->count)) {
         user_leave();
         return PUMP_AGAIN;
     }

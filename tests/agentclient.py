@@ -91,21 +91,19 @@ class Stream:
             answer = Answer()
             pairs = decode(data[at + 4 : at + 4 + length])
             answer.update(pairs)
-            if Tag.ARGV in answer:
-                answer[Tag.ARGV] = [v for t, v in pairs if t is Tag.ARGV]
+            for tag in (Tag.ARGV, Tag.ENTRY):
+                if tag in answer:
+                    answer[tag] = [v for t, v in pairs if t is tag]
             found.append(answer)
             at += 4 + length
         return found
 
 
-class AgentClient:
-    def __init__(self, command: list[str], hello: Pairs = (), greet: bool = True, **popen: Any) -> None:
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **popen
-        )
-        assert self.process.stdin
-        assert self.process.stdout
-        self.to, self.fro = self.process.stdin.fileno(), self.process.stdout.fileno()
+class WireClient:
+    """The host's side over two descriptors."""
+
+    def __init__(self, to: int, fro: int, hello: Pairs = (), greet: bool = True) -> None:
+        self.to, self.fro = to, fro
         os.set_blocking(self.fro, False)
         os.set_blocking(self.to, False)
         self.buffer = bytearray()
@@ -195,9 +193,8 @@ class AgentClient:
             self.receive(0.05)
 
     def errors(self) -> bytes:
-        assert self.process.stderr
-        os.set_blocking(self.process.stderr.fileno(), False)
-        return self.process.stderr.read() or b""
+        """What the agent said besides."""
+        return b""
 
     # -- streams
 
@@ -300,6 +297,23 @@ class AgentClient:
         if stream.close is None:
             self.end(stream)
         return self.wait(stream)
+
+
+class AgentClient(WireClient):
+    """A program of its own at the other end."""
+
+    def __init__(self, command: list[str], hello: Pairs = (), greet: bool = True, **popen: Any) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **popen
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        super().__init__(self.process.stdin.fileno(), self.process.stdout.fileno(), hello, greet)
+
+    def errors(self) -> bytes:
+        assert self.process.stderr
+        os.set_blocking(self.process.stderr.fileno(), False)
+        return self.process.stderr.read() or b""
 
     # -- the end
 
