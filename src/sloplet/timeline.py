@@ -265,7 +265,7 @@ class Timeline:
                 await asyncio.shield(runtime.off_loop(lambda: runtime.saved.abandon(draft)))
                 raise
             await runtime.put_away(live, _paused(live.info))
-            await self._drop(live.info.saved)
+            runtime.background(self._drop(live.info.saved))
             info = await self._record(sandbox_id)
         runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes)
         return info
@@ -378,7 +378,7 @@ class Timeline:
         if snapshot_id is not None:
             await self._set_head(sandbox_id, live, snapshot_id)
         if not keep:
-            await self._drop(before.saved)
+            runtime.background(self._drop(before.saved))
         if before.expires_at is not None:
             runtime.set_expiry(live, before.expires_at - time.time())
         if recovered is not None:
