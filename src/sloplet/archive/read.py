@@ -8,7 +8,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..controller import Snapshot
@@ -16,10 +15,9 @@ from ..engines.base import ResolvedImage
 from ..errors import FileMissing, ImageInvalid, SnapshotDamaged, SnapshotError, StateUnwritable
 from ..fs import write_all
 from ..images.tarstream import BLOCK, Entry, TarReader
-from ..state import draft as drafts
 from ..state.draft import Draft
 from ..state.home import Home, unwritable
-from ..state.layout import FILE, FOLDER, MANIFEST
+from ..state.layout import FOLDER
 from ..state.locks import FileLock
 from ..state.opened import Opened
 from . import layout
@@ -96,7 +94,7 @@ class Archive:
         hashed, holes = hashlib.sha256(), 0
         fd = os.open(name, _NEW, 0o644, dir_fd=folder)
         try:
-            os.fchmod(fd, 0o644)  # as a state of our own: an engine may run as another user
+            os.fchmod(fd, 0o644)  # whatever the umask is
             for piece in self._data():
                 hashed.update(piece)
                 holes = _write(fd, piece, holes)
@@ -241,16 +239,18 @@ def adopt(draft: Draft, manifest: Manifest, image: ResolvedImage) -> Opened:
     )  # fmt: skip
     facts = {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
     files = {member.name: {"bytes": member.bytes, "sha256": member.sha256} for member in manifest.state}
-    described = drafts.describe(snapshot, manifest.format, facts, files, manifest.extra)
+    described = {
+        **snapshot.to_dict(), "format": manifest.format.to_dict(), "image": facts, "files": files,
+        "extra": manifest.extra,
+    }  # fmt: skip
     fd = lock = -1
     try:
-        drafts.write_manifest(draft, described)
-        os.fchmod(draft.fd, 0o755)
+        os.fchmod(draft.fd, 0o755)  # as one of our own: an engine may run as another user
         fd = os.open(".", FOLDER, dir_fd=draft.fd)
-        lock = os.open(MANIFEST, FILE, dir_fd=fd)
-        held = FileLock.hold_open(draft.path / MANIFEST, lock, shared=True)
+        lock = os.open(".", FOLDER, dir_fd=draft.fd)  # nobody else's: fd goes to other programs
+        held = FileLock.hold_open(draft.path, lock, shared=True)
         assert held is not None, "nobody else knows of it"
-        return Opened(snapshot, described, Path(draft.path), fd, held)
+        return Opened(snapshot, described, draft.path, fd, held)
     except BaseException as error:
         for opened in (fd, lock):
             if opened >= 0:
