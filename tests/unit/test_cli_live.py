@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -21,7 +25,7 @@ from sloplet.cli.fork import child_names
 from sloplet.cli.main import cli, invoke
 from sloplet.cli.saved import state_text
 from sloplet.cli.working import progress_line
-from sloplet.controller import Change
+from sloplet.controller import Change, Event
 from sloplet.errors import InvalidName
 
 pytestmark = pytest.mark.anyone
@@ -341,6 +345,10 @@ def test_progress_lines() -> None:
     assert progress_line("saving dev", 1, 2.34, None) == "/ saving dev 2.3 s"
     assert progress_line("writing f", 0, 1, (2048, None)) == "| writing f 1.0 s, 2K"
     assert progress_line("reading f", 0, 1, (50, 100)).endswith(" 50% [##########----------] 50 of 100")
+    narrow = progress_line("x" * 100, 0, 1, (50, 100), 60)
+    assert narrow.startswith("| xxxx")
+    assert narrow.endswith("xx… 1.0 s  50% [##########----------] 50 of 100")
+    assert len(narrow) == 60
 
 
 def subcommands() -> list[Any]:
@@ -382,3 +390,49 @@ def test_completion_offers_verbs_and_names(monkeypatch: pytest.MonkeyPatch) -> N
     assert values("template", "rm") == ["warm"]
     assert values("create", "x", "--template") == ["warm"]
     assert values("template", "create", "t") == ["rmbox"]
+
+
+def test_ctrl_c_says_what_is_there(records: Records, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(sandbox_id: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(records, "pause", never)
+    code, out, err = said("pause", "dev")
+    assert (code, out) == (130, "")
+    assert err == (
+        "sloplet: interrupted. dev is running; what was begun is finished or undone as a whole (`sloplet ls`)\n"
+    )
+
+
+def test_what_takes_long_says_so_at_a_terminal(
+    records: Records, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sloplet.cli.working._PATIENCE", 0.0)
+    monkeypatch.setattr("sloplet.cli.working._INTERVAL", 0.001)
+    monkeypatch.setattr("sloplet.cli.working.os.get_terminal_size", lambda fd: os.terminal_size((80, 24)))
+    told = asyncio.Event()
+
+    async def events(sandbox_id: str | None = None) -> AsyncIterator[Event]:
+        yield Event(0.0, "id-other", "export.progress", {"bytes": 9, "total": 10})
+        yield Event(0.0, "id-dev", "export.progress", {"bytes": 512, "total": 1024})
+        told.set()
+        await asyncio.Event().wait()
+
+    quick = records.export
+
+    async def slow(sandbox_id: str, path: str, *, image: bool = True) -> Any:
+        await told.wait()
+        while " 50% [##########----------] 512 of 1K" not in "".join(printed):
+            await asyncio.sleep(0.001)
+        return await quick(sandbox_id, path, image=image)
+
+    printed: list[str] = []
+    monkeypatch.setattr(records, "events", events, raising=False)
+    monkeypatch.setattr(records, "export", slow)
+    monkeypatch.setattr("sloplet.cli.working.complain", printed.append)
+    monkeypatch.setattr("sloplet.cli.working.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    assert said("export", "dev", str(tmp_path / "file"))[0] == 0
+    assert "writing" in printed[0]
+    assert printed[-1] == "\r\x1b[K", "the line is gone afterwards"
+    assert not any("90%" in line for line in printed), "another sandbox's"

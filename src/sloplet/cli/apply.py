@@ -103,4 +103,4 @@ def _skipped(items: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 async def _look() -> str:
-    return "each file there is either as it was or whole; the same command again goes on"
+    return "Each file there is as it was, or whole; the same command again does the rest"

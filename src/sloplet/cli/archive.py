@@ -59,8 +59,8 @@ async def _export(name: str, file: str, image: bool) -> tuple[Snapshot, float]:
 class _Progress:
     """How far the keeper is, by its events; asked only where somebody sees it."""
 
-    def __init__(self, controller: Controller, what: str, sandbox: str | None, path: str | None = None) -> None:
-        self._controller, self._type, self._sandbox, self._path = controller, f"{what}.progress", sandbox, path
+    def __init__(self, controller: Controller, what: str, sandbox: str = "", path: str | None = None) -> None:
+        self._controller, self._wanted = controller, (f"{what}.progress", sandbox, path)
         self._now: tuple[int, int | None] = (0, None)
         self._listening: asyncio.Task[None] | None = None
 
@@ -80,8 +80,8 @@ class _Progress:
     async def _listen(self) -> None:
         while True:
             try:
-                async for event in self._controller.events(self._sandbox):
-                    if event.type == self._type and event.data.get("path") == self._path:
+                async for event in self._controller.events():  # a paused sandbox has none of its own
+                    if (event.type, event.sandbox, event.data.get("path")) == self._wanted:
                         self._now = (event.data["bytes"], event.data["total"])
             except SlopletError:
                 pass  # no keeper runs yet
@@ -119,9 +119,9 @@ async def _import(file: str, name: str | None) -> SandboxInfo:
 
     controller = await keeper_controller()  # also without a name: it is to outlive this command
     path = os.path.abspath(file)
-    async with _Progress(controller, "import", None, path) as progress:
+    async with _Progress(controller, "import", path=path) as progress:
         return await working(f"checking and starting {file}", controller.load(path, name=name), progress)
 
 
 async def _look_import() -> str:
-    return "it was started, or nothing of it is left: `sloplet ls` shows which"
+    return "It was started, or nothing of it is left (`sloplet ls`)"

@@ -80,4 +80,4 @@ def child_names(prefix: str, count: int, taken: Iterable[str]) -> list[str]:
 
 
 async def _look() -> str:
-    return "either all copies are there or none: `sloplet ls` shows them"
+    return "Either all copies will be there or none (`sloplet ls`)"

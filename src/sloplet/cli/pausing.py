@@ -45,8 +45,10 @@ def resume(names: tuple[str, ...], as_json: bool) -> int:
 
 
 def _each(names: tuple[str, ...], method: str, as_json: bool) -> int:
+    from .saved import look_at
+
     names = tuple(dict.fromkeys(names))
-    done = finish(_all(names, method), lambda: _look(names))
+    done = finish(_all(names, method), lambda: look_at(*names))
     failed = [item.error for item in done if item.error is not None]
     if as_json:
         found = [item.info.to_dict() for item in done if item.info is not None]
@@ -89,9 +91,3 @@ def _said(done: _Done, info: SandboxInfo) -> str:
     if done.before == "dead" and info.recovered_from is not None:
         return f"{info.state}, recovered in {took} from its checkpoint of {age(info.recovered_from)} ago"
     return f"{info.state}, woken in {took}"
-
-
-async def _look(names: tuple[str, ...]) -> str:
-    from .saved import look_at
-
-    return ", ".join([await look_at(name) for name in names])

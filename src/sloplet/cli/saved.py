@@ -53,12 +53,13 @@ def _ago(when: float | None) -> str:
     return "some time ago" if when is None else f"{age(when)} ago"
 
 
-async def look_at(ref: str) -> str:
-    """What a sandbox is now, for someone who has interrupted a verb."""
+async def look_at(*refs: str) -> str:
+    """What sandboxes are now, for someone who has interrupted a verb. The keeper does not do things by halves."""
     from ..keeper.client import keeper_controller
 
-    info = await (await keeper_controller()).find(ref)
-    return f"{ref} is {state_text(info)}"
+    controller = await keeper_controller()
+    now = [f"{ref} is {state_text(await controller.find(ref))}" for ref in refs]
+    return f"{', '.join(now)}; what was begun is finished or undone as a whole (`sloplet ls`)"
 
 
 async def saved_size(controller: Controller, info: SandboxInfo) -> int | None:

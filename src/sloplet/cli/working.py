@@ -9,8 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import click
+
 from ..errors import SlopletError
-from .output import complain, note, plain, size
+from .output import EXIT_INTERRUPTED, complain, note, plain, size
 
 T = TypeVar("T")
 #: Bytes done, and of how many (None: nobody knows).
@@ -44,24 +46,27 @@ async def _tick(text: str, measure: Measure | None) -> None:
     await asyncio.sleep(_PATIENCE)
     try:
         for turn in range(10**9):
-            line = progress_line(text, turn, time.monotonic() - began, measure() if measure else None)
-            complain("\r\x1b[K" + plain(line, max(20, os.get_terminal_size(2).columns - 1)))
+            measured = measure() if measure else None
+            width = max(20, os.get_terminal_size(2).columns - 1)
+            complain("\r\x1b[K" + progress_line(text, turn, time.monotonic() - began, measured, width))
             await asyncio.sleep(_INTERVAL)
     finally:
         complain("\r\x1b[K")
 
 
-def progress_line(text: str, turn: int, seconds: float, measured: tuple[int, int | None] | None) -> str:
-    """``/ saving dev 2.3 s``, with a bar where both numbers are known."""
-    line = f"{_WHEEL[turn % len(_WHEEL)]} {text} {seconds:.1f} s"
-    if measured is None:
-        return line
-    done, total = measured
-    if not total:
-        return f"{line}, {size(done)}" if done else line
-    part = min(1.0, done / total)
-    filled = round(part * 20)
-    return f"{line} {part:4.0%} [{'#' * filled}{'-' * (20 - filled)}] {size(done)} of {size(total)}"
+def progress_line(
+    text: str, turn: int, seconds: float, measured: tuple[int, int | None] | None, width: int = 79
+) -> str:
+    """``/ saving dev 2.3 s``, with a bar where both numbers are known. What is too long is the text."""
+    facts = f" {seconds:.1f} s"
+    done, total = measured or (0, None)
+    if total:
+        part = min(1.0, done / total)
+        filled = round(part * 20)
+        facts += f" {part:4.0%} [{'#' * filled}{'-' * (20 - filled)}] {size(done)} of {size(total)}"
+    elif done:
+        facts += f", {size(done)}"
+    return f"{_WHEEL[turn % len(_WHEEL)]} {plain(text, max(8, width - 2 - len(facts)))}{facts}"
 
 
 def finish(work: Coroutine[Any, Any, T], look: Callable[[], Awaitable[str]]) -> T:
@@ -74,7 +79,10 @@ def finish(work: Coroutine[Any, Any, T], look: Callable[[], Awaitable[str]]) -> 
             await _say_what_is(look)
             raise
 
-    return asyncio.run(interruptible())
+    try:
+        return asyncio.run(interruptible())
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None  # click would add an empty line
 
 
 async def _say_what_is(look: Callable[[], Awaitable[str]]) -> None:
@@ -83,4 +91,6 @@ async def _say_what_is(look: Callable[[], Awaitable[str]]) -> None:
             now = await look()
     except (SlopletError, TimeoutError):
         now = "`sloplet ls` shows what is there"
-    note(f"interrupted: {now}")
+    if shown():
+        complain("\r\x1b[K")  # over the terminal's ^C
+    note(f"interrupted. {now}")
