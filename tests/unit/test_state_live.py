@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshot_helpers import World
+from snapshot_helpers import FORMAT, World
 from state_helpers import finish, in_child, killed_at_line, memory_folder, start
 
 from sloplet import errors
@@ -315,6 +315,31 @@ def test_a_saved_state_that_the_disk_lost(world: World) -> None:
     assert world.store.find("running").state == "running"
     assert world.store.list_snapshots() == []
     world.check_whole()
+
+
+def test_states_of_a_database_that_was_moved_away_stay(world: World) -> None:
+    """The hint on a damaged state.db says to move it away: that must not cost what was saved."""
+    box = world.sandbox("dev")
+    saved = world.pause(box)
+    named = world.save(box, "named")
+    world.snapshots.begin()
+    world.close()
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        if (world.home.path / name).exists():
+            (world.home.path / name).rename(world.home.path / f"{name}.away")
+    fresh = World(world.home.path)
+    assert fresh.reap().snapshots == []
+    fresh.save(fresh.sandbox("new"), "new")
+    fresh.reap()
+    fresh.close()
+    (world.home.path / "state.db.away").rename(world.home.database)
+    for name in ("state.db-wal", "state.db-shm"):
+        (world.home.path / name).unlink(missing_ok=True)
+    again = World(world.home.path)
+    for snapshot in (saved, named):
+        again.snapshots.open(snapshot.id, FORMAT).close()
+    assert again.store.find("dev").state == "paused"
+    again.close()
 
 
 def test_what_is_not_ours_stays(world: World) -> None:

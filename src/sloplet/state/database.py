@@ -92,6 +92,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             WHERE role = 'snapshot' AND name IS NOT NULL""",
         "CREATE UNIQUE INDEX template_names ON snapshots (name COLLATE NOCASE) WHERE role = 'template'",
     ),
+    (
+        # Which database this is: what another one's states are must not be taken for leftovers of this one.
+        "CREATE TABLE identity (id TEXT NOT NULL)",
+        "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
+    ),
 )
 
 

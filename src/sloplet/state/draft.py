@@ -125,6 +125,7 @@ def describe(
     image: Mapping[str, Any],
     files: dict[str, dict[str, Any]],
     extra: Mapping[str, Any],
+    store: str,
 ) -> dict[str, Any]:
     from .. import __version__
 
@@ -132,7 +133,7 @@ def describe(
     del fields["parent"]  # it changes when a parent is deleted; the row knows
     return {
         "version": VERSION, "sloplet": __version__, **fields, "format": format.to_dict(), "image": dict(image),
-        "files": files, "extra": dict(extra),
+        "files": files, "extra": dict(extra), "store": store,
     }  # fmt: skip
 
 

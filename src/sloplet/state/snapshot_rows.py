@@ -31,6 +31,10 @@ _SHOWN = 5  # children that a refusal names
 class SnapshotRows(Connected):
     """The part of ``Store`` about snapshots. Each method is one transaction."""
 
+    def identity(self) -> str:
+        """Of this database: a state that names another one was not published here."""
+        return str(self._read("SELECT id FROM identity", ())[0][0])
+
     def add_snapshot(self, snapshot: Snapshot, digest: str, *, durable: bool = False) -> None:
         """Publish. SnapshotExists if its name is taken (case does not count); SandboxNotFound if its sandbox was
         removed meanwhile (a template needs none). ``digest``: sha256 of its manifest."""

@@ -110,7 +110,9 @@ class SnapshotStore:
                 draft.id, name, role, kind, sandbox.id, sandbox.name, parent, sandbox.engine, draft.created_at,
                 sum(entry["bytes"] for entry in files.values()), spec, note,
             )  # fmt: skip
-            digest = drafts.write_manifest(draft, drafts.describe(snapshot, format, image, files, extra or {}))
+            digest = drafts.write_manifest(
+                draft, drafts.describe(snapshot, format, image, files, extra or {}, self.store.identity())
+            )
             if durable:
                 drafts.sync_file(draft.fd, MANIFEST)
                 os.fsync(draft.fd)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..errors import SlopletError
 from .home import ID_RE, Home
-from .layout import remove_files
+from .layout import MANIFEST, remove_files
 from .locks import FileLock, snapshot_lock_path
 from .store import Store
 
@@ -56,9 +56,22 @@ def _clear(home: Home, store: Store, snapshot_id: str, *, drop_row: bool) -> boo
             store.remove_snapshot(snapshot_id)
         elif store.has_snapshot(snapshot_id):
             return False  # published since
+        elif _is_another_databases(home, store, snapshot_id):
+            return False
         return remove_files(home, snapshot_id)
     finally:
         lock.release()
+
+
+def _is_another_databases(home: Home, store: Store, snapshot_id: str) -> bool:
+    """state.db was lost or moved away, and this was published in it: whoever brings it back wants this too."""
+    import json
+
+    try:
+        manifest = json.loads((home.snapshots / snapshot_id / MANIFEST).read_bytes())
+        return bool(manifest["store"] != store.identity())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _lost(home: Home, store: Store, snapshot_id: str) -> bool:
