@@ -42,18 +42,19 @@ class Archive:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             raise _unreadable(self.shown, error) from error
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise SnapshotDamaged(f"{self.shown} is no plain file", hint="name a file that `sloplet export` wrote")
         self._file = os.fdopen(fd, "rb", buffering=0)
         try:
-            self._open(fd)
+            self._begin(info.st_size)
         except BaseException:
             self._file.close()
             raise
 
-    def _open(self, fd: int) -> None:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise SnapshotDamaged(f"{self.shown} is no plain file", hint="name a file that `sloplet export` wrote")
-        self._body = _Body(self._file, self.shown, info.st_size - layout.TRAILER_BYTES)
+    def _begin(self, size: int) -> None:
+        self._body = _Body(self._file, self.shown, size - layout.TRAILER_BYTES)
         layout.check_mark(self._body.read(layout.MARK_BYTES), self.shown)
         self._stream = _Unpacked(self._body)
         self._reader = TarReader(self._stream)
