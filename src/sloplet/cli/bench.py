@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json as json_
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from ..testing.bench.stats import Report
+
 SUITES = ("start", "exec", "cli", "import", "rate", "files", "output", "live")
+LIVE_SUITES = ("snapshot", "restore", "fork", "pool", "pause", "weight", "curve")
 RIVALS = ("subprocess", "bwrap", "docker", "runsc")
 
 
@@ -32,7 +37,11 @@ def names(*known: str) -> Names:
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer rounds: for a look, not for quoting.")
 @click.option(
-    "--only", default="", callback=names(*SUITES), metavar="SUITES", help=f"Only these suites: {', '.join(SUITES)}."
+    "--only",
+    default="",
+    callback=names(),
+    metavar="SUITES",
+    help=f"Only these suites: {', '.join(SUITES)}; with --live: {', '.join(LIVE_SUITES)}.",
 )
 @click.option(
     "--engine",
@@ -52,34 +61,100 @@ def names(*known: str) -> Names:
     help="The rivals to measure alongside; those that are not installed are left out.",
 )
 @click.option("--with-dockerd", is_flag=True, help="Start a private Docker daemon for the run (root).")
-@click.option("--live", "live", type=click.IntRange(1, 100_000), default=None, help="How many live sandboxes.")
+@click.option("--hold", type=click.IntRange(1, 100_000), default=None, help="How many sandboxes to hold at once.")
+@click.option("--live", is_flag=True, help="Snapshots, restores, forks, pools, pauses, beside runsc used by hand.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=None, help="With --live: how many restores (10).")
+@click.option("--plot", type=click.Path(dir_okay=False), default=None, help="With --live: the curves, as an SVG file.")
 @click.option("--check", is_flag=True, help="End with exit code 1 if a bar is missed.")
 @click.option("--json", "as_json", is_flag=True, help="All numbers, raw, as JSON.")
 def bench(
     quick: bool, only: tuple[str, ...], engines: tuple[str, ...], against: tuple[str, ...], with_dockerd: bool,
-    live: int | None, check: bool, as_json: bool,
+    hold: int | None, live: bool, rounds: int | None, plot: str | None, check: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure Sloplet beside a bare subprocess, bwrap, docker and runsc, in one run. See docs/bench.md."""
-    from rich.console import Console
-
     from ..testing.bench.bars import judge
-    from ..testing.bench.run import Plan, run
-    from ..testing.bench.run import quick as quick_plan
-    from ..testing.bench.show import show
 
-    changes: dict[str, Any] = {
-        "engines": engines, "against": tuple(name for name in against if name != "none"), "only": only,
-        "with_dockerd": with_dockerd,
-    }  # fmt: skip
-    if live is not None:
-        changes["live"] = live
-    plan = quick_plan(**changes) if quick else Plan(**changes)
-    progress = Console(stderr=True)
-    with progress.status("starting"):
-        report = run(plan, say=lambda text: progress.log(text, highlight=False) if progress.is_terminal else None)
-    if as_json:
-        click.echo(json_.dumps(report.to_dict(), indent=1))
+    _check_options(only, live=live, for_live={"--rounds": rounds, "--plot": plot})
+    if live:
+        report = _run_live(quick, only, rounds)
     else:
-        show(report, Console(width=None if sys.stdout.isatty() else 140))
+        changes: dict[str, Any] = {
+            "engines": engines, "against": tuple(name for name in against if name != "none"), "only": only,
+            "with_dockerd": with_dockerd,
+        }  # fmt: skip
+        report = _run(quick, changes if hold is None else {**changes, "live": hold})
+    if plot is not None:
+        _draw(report, plot)
+    _show(report, as_json)
     if check and any(verdict.passed is False for verdict in judge(report)):
         raise click.exceptions.Exit(1)
+
+
+def _check_options(only: tuple[str, ...], *, live: bool, for_live: dict[str, object]) -> None:
+    known = LIVE_SUITES if live else SUITES
+    for name in only:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint="--only")
+    for option, value in for_live.items():
+        if value is not None and not live:
+            raise click.UsageError(f"{option} goes with --live")
+
+
+def _run(quick: bool, changes: dict[str, Any]) -> Report:
+    from ..testing.bench.run import Plan, run
+    from ..testing.bench.run import quick as quick_plan
+
+    with _progress() as say:
+        return run(quick_plan(**changes) if quick else Plan(**changes), say=say)
+
+
+def _run_live(quick: bool, only: tuple[str, ...], rounds: int | None) -> Report:
+    from ..testing.bench.state.plan import LivePlan, quick_plan
+    from ..testing.bench.state.run import run_live
+
+    changes: dict[str, Any] = {"only": only} if rounds is None else {"only": only, "rounds": rounds}
+    with _progress() as say:
+        return run_live(quick_plan(**changes) if quick else LivePlan(**changes), say=say)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being measured, on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            if console.is_terminal:
+                console.log(text, highlight=False)
+                status.update(text)
+            else:
+                click.echo(text, err=True)
+
+        yield say
+
+
+def _draw(report: Report, path: str) -> None:
+    from ..testing.bench.state.plot import draw
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(draw(report.to_dict()))
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _show(report: Report, as_json: bool) -> None:
+    from rich.console import Console
+
+    from ..testing.bench.show import show
+    from ..testing.bench.state.table import show_live
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if as_json:
+        click.echo(json_.dumps(report.to_dict(), indent=1))
+    elif report.kind == "live":
+        show_live(report, console)
+    else:
+        show(report, console)

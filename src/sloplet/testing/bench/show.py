@@ -15,7 +15,7 @@ _DIGITS = 3
 
 
 def show(report: Report, console: Console) -> None:
-    console.print(_machine(report.machine))
+    console.print(machine_line(report.machine))
     console.print(numbers(report))
     console.print(bars(report))
     for subject, why in report.skipped.items():
@@ -23,7 +23,7 @@ def show(report: Report, console: Console) -> None:
             console.print(f"[dim]not measured: {subject}: {why}[/dim]", highlight=False)
 
 
-def _machine(machine: dict[str, Any]) -> Text:
+def machine_line(machine: dict[str, Any]) -> Text:
     rivals = "; ".join(f"{name}: {version}" for name, version in machine.get("rivals", {}).items())
     line = (
         f"sloplet {machine['sloplet']}, python {machine['python']}, linux {machine['kernel']} {machine['arch']}, "

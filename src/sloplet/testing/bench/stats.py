@@ -87,6 +87,44 @@ METRICS = {
     "live.machine": Metric("memory the machine lost per live sandbox", "MiB"),
 }
 
+CURVE_SIZES = (16, 64, 256, 1024)  # MiB of memory touched
+CURVES = {
+    "snapshot": "live snapshot",
+    "restore": "start from it, to first result",
+    "pause": "pause",
+    "resume": "resume, to first result",
+    "fork": "fork(1)",
+}
+_BOTH = ("snapshot", "restore")  # what runsc by hand does too
+
+#: Those of ``sloplet bench --live``. The baseline is runsc used by hand.
+LIVE_METRICS = {
+    "snapshot.time": Metric("live snapshot", "s", "runsc"),
+    "snapshot.disk": Metric("a small snapshot on disk", "MiB", "runsc"),
+    "restore.returned": Metric("`runsc restore` returns", "s"),
+    "restore.answer": Metric("restore to first answer", "s", "runsc"),
+    "restore.result": Metric("restore to first command's result", "s", "runsc"),
+    "fork.answer": Metric("fork(10) until all ten answer", "s", "runsc"),
+    "fork.result": Metric("fork(10) until all ten ran a command", "s", "runsc"),
+    "pool.claim": Metric("claim from a warm pool to first result", "s"),
+    "pause.pause": Metric("pause, 200 MiB in a Python process", "s"),
+    "pause.answer": Metric("resume it, to first answer", "s"),
+    "pause.resume": Metric("resume it, to first command's result", "s"),
+    "pause.disk": Metric("its state on disk", "MiB"),
+    "pause.intact": Metric("its memory is what it was (1: all of it)", "1"),
+    "weight.running": Metric("memory of a running sandbox (PSS)", "MiB"),
+    "weight.forked": Metric("memory of each copy (PSS)", "MiB"),
+    "weight.paused": Metric("memory of a paused sandbox (PSS)", "MiB"),
+    **{
+        f"curve.{name}_{size}": Metric(
+            f"{title}, {size} MiB", "s", "runsc" if name in ("snapshot", "restore") else None
+        )
+        for size in CURVE_SIZES
+        for name, title in CURVES.items()
+    },
+}
+METRICS |= LIVE_METRICS
+
 
 def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
     """How many times the baseline's cost ours is: 1.0 is equal, below 1 is better than it, above 1 worse."""
@@ -96,9 +134,10 @@ def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
 
 
 class Report:
-    """All series of one run, by metric and subject."""
+    """All series of one run, by metric and subject. ``kind``: what was run, "bench" or "live"."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "bench") -> None:
+        self.kind = kind
         self._series: dict[tuple[str, str], Series] = {}
         self.skipped: dict[str, str] = {}  #: subject or suite -> why it was not measured
         self.machine: dict[str, Any] = {}
@@ -137,6 +176,6 @@ class Report:
             data["ratio"] = self.ratio_of(one)
             series.append(data)
         return {
-            "schema": SCHEMA, "machine": self.machine, "options": self.options, "skipped": self.skipped,
-            "series": series, "bars": [verdict.to_dict() for verdict in judge(self)],
+            "schema": SCHEMA, "kind": self.kind, "machine": self.machine, "options": self.options,
+            "skipped": self.skipped, "series": series, "bars": [verdict.to_dict() for verdict in judge(self)],
         }  # fmt: skip

@@ -1,0 +1,5 @@
+"""x"""
+
+
+def draw(data: dict[str, object]) -> str:
+    return ""
