@@ -63,6 +63,7 @@ class ContainerEngine:
             private_filesystem=True,
             private_processes=True,
             users=jail.mode(facts) != "single",
+            disk_snapshots=True,
         )
         reason, fix = self._trouble(facts)
         return Probe(self.name, self.rung, not reason, reason, fix, self._details(facts), capabilities)

@@ -59,7 +59,7 @@ class ProcessEngine:
         facts = self.machine
         decided = decide(SandboxSpec(), facts, "probe", namespaces=False)
         controls = enforceable((*decided.guarantees, *self._fixed(facts)), facts)
-        capabilities = Capabilities(images=frozenset({"host"}), controls=controls)
+        capabilities = Capabilities(images=frozenset({"host"}), controls=controls, disk_snapshots=True)
         reason, fix = self._trouble(facts, decided)
         more = "" if facts.landlock_abi >= 6 else " (6 guards signals too)"
         details = (f"Landlock ABI {facts.landlock_abi}{more}",)
