@@ -8,9 +8,9 @@ import os
 import resource
 import shutil
 import signal
-import stat
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from snapshot_helpers import FILES, FORMAT, World
-from state_helpers import NOBODY, finish, in_child, on_small_disk, start
+from state_helpers import finish, in_child, on_small_disk, start
 
 from sloplet import errors
 from sloplet.controller import Snapshot
@@ -64,24 +64,6 @@ def test_a_life(world: World) -> None:
     with pytest.raises(errors.SnapshotNotFound):
         world.snapshots.delete(made.id)
     world.check_whole()
-
-
-def test_modes_and_owners(world: World) -> None:
-    """A restoring engine may be another user with a descriptor of the folder; the folder above is ours alone."""
-    box = world.sandbox()
-    draft = world.snapshots.begin()
-    assert stat.S_IMODE(os.stat(draft.path).st_mode) == 0o700
-    (draft.path / "pages.img").write_bytes(b"x")
-    os.chmod(draft.path / "pages.img", 0o600)
-    if os.geteuid() == 0:
-        os.chown(draft.path, NOBODY, NOBODY)
-        os.chown(draft.path / "pages.img", NOBODY, NOBODY)
-    made = world.snapshots.publish(draft, box, role="snapshot", kind="live", format=FORMAT, image={})
-    folder = world.folder(made)
-    for path, mode in ((folder, 0o755), (folder / "pages.img", 0o644), (folder / "manifest.json", 0o644)):
-        info = path.stat()
-        assert (stat.S_IMODE(info.st_mode), info.st_uid) == (mode, os.geteuid())
-    assert stat.S_IMODE(world.home.snapshots.stat().st_mode) == 0o700
 
 
 def test_a_home_of_an_older_version_gets_the_folder(world: World) -> None:
@@ -140,6 +122,30 @@ def test_a_forked_child_does_not_touch_its_parents_draft(world: World) -> None:
     with world.snapshots.begin() as draft:
         in_child(draft.abandon)
         assert draft.path.exists()
+
+
+def test_giving_up_waits_for_publish(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that is cancelled abandons a draft that a thread still publishes: it is published, and whole."""
+    box = world.sandbox()
+    draft = world.snapshots.begin()
+    (draft.path / "pages.img").write_bytes(b"x")
+    inside, gate, real = threading.Event(), threading.Event(), digests._read
+
+    def slow(fd: int) -> str:
+        inside.set()
+        gate.wait(10)
+        return real(fd)
+
+    monkeypatch.setattr(digests, "_read", slow)
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.submit(world.snapshots.publish, draft, box, role="snapshot", kind="live", format=FORMAT, image={})
+        inside.wait(10)
+        given_up = pool.submit(draft.abandon)
+        gate.set()
+        assert made.result(10).id == draft.id
+        given_up.result(10)
+    world.check_whole()
+    assert len(world.store.list_snapshots()) == 1
 
 
 # -- damage ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ class Draft:
         self.id = snapshot_id
         self.path = home.snapshots / f".tmp-{snapshot_id}"
         self.created_at = time.time()
+        self.guard = threading.RLock()  #: held by publish: a caller that gives up meanwhile waits for its end
         self._home = home
         self._lock: FileLock | None = lock
         self.fd = -1
@@ -52,12 +54,15 @@ class Draft:
 
     def abandon(self) -> None:
         """Remove all of it. Idempotent, and nothing after ``publish``; what resists is left to the reaper."""
-        lock = self.detach()
-        if lock is None or not lock.held:  # a forked child has a copy of what is its parent's
+        if self._lock is None or not self._lock.held:  # a forked child has a copy of what is its parent's
             return
-        with suppress(SlopletError, OSError):
-            remove_files(self._home, self.id)
-        lock.release()
+        with self.guard:
+            lock = self.detach()
+            if lock is None:
+                return
+            with suppress(SlopletError, OSError):
+                remove_files(self._home, self.id)
+            lock.release()
 
     def detach(self) -> FileLock | None:
         """Close the folder; returns the lock, the first time."""

@@ -104,6 +104,7 @@ class SnapshotStore:
         """
         durable = role in DURABLE_ROLES if durable is None else durable
         spec = sandbox.spec if spec is None else spec
+        draft.guard.acquire()
         try:
             files = drafts.adopt(draft, durable=durable)
             snapshot = Snapshot(
@@ -120,6 +121,8 @@ class SnapshotStore:
             if durable:
                 drafts.sync_folder(self.home.snapshots)
             self.store.add_snapshot(snapshot, digest, durable=durable)
+            self._settle(draft, role)
+            return snapshot
         except BaseException as error:
             with suppress(SlopletError):
                 self.store.remove_snapshot(draft.id)  # a commit that fails may yet have happened
@@ -127,12 +130,15 @@ class SnapshotStore:
             if isinstance(error, (OSError, StateUnwritable)) and not isinstance(error, SaveFailed):
                 raise _save_failed(error) from error
             raise
+        finally:
+            draft.guard.release()
+
+    def _settle(self, draft: Draft, role: str) -> None:
         lock = draft.detach()
         if lock is not None and role in PASSING_ROLES:
             self._passing[draft.id] = lock
         elif lock is not None:
             lock.release()
-        return snapshot
 
     def replace_saved(self, sandbox_id: str, snapshot: Snapshot) -> None:
         """What a running sandbox would be recovered from is now ``snapshot``; the one before it goes."""
