@@ -35,7 +35,8 @@ struct changes {
     bool walking, contents, listing, layers;
     int next_layer;
     size_t next_gone;
-    dev_t dev, upper; /* of the folders to enter; of files that are not the image's (a listing) */
+    dev_t dev, upper;  /* of the folders to enter; of files that are not the image's (a listing) */
+    off_t folder_unit; /* a listing: folders that were written to have a multiple of it as size and no blocks; 0: who knows */
     int file; /* whose content is being told, or -1 */
     int64_t offset, size;
     int names; /* the folder whose entries are being told, or -1 */
@@ -196,13 +197,14 @@ static void tell_piece(struct changes *c)
             n = pread(c->file, piece, most < PIECE ? (size_t)most : PIECE, at);
         while (n < 0 && errno == EINTR);
     }
-    if (n > 0) {
+    if (n > 0 && (piece[0] || memcmp(piece, piece + 1, (size_t)n - 1))) { /* nothing but zeros: as good as a hole */
         fw_int(&w, TAG_OFFSET, at);
         fw_bytes(&w, TAG_BODY, piece, (size_t)n);
         end_record(c, &w);
-        c->offset = at + n;
         c->bytes += n;
     }
+    if (n > 0)
+        c->offset = at + n;
     if (n < 0)
         failed(c, errno);
     if (n <= 0 || c->offset >= c->size) {
@@ -277,8 +279,15 @@ static void enter(struct changes *c, int dir, const char *name, const struct sta
     }
     if (entered)
         tell_folder(c, st);
-    else if (!vanished(errno))
+    else if (!vanished(errno) && !(c->listing && errno == EACCES)) /* what root may not read is the image's */
         failed(c, errno);
+}
+
+/* In a listing: a folder that is the image's with all that is in it. A change anywhere makes gVisor copy every folder above
+ * it to its own file system, and that one's folders are told by their size. */
+static bool untouched(const struct changes *c, const struct stat *st)
+{
+    return c->folder_unit && (st->st_blocks || st->st_size % c->folder_unit);
 }
 
 static void visit(struct changes *c, int dir, const char *name)
@@ -290,7 +299,7 @@ static void visit(struct changes *c, int dir, const char *name)
     if ((c->layers || c->listing) && !strcmp(path, OWN_FOLDER))
         return;
     if (S_ISDIR(st.st_mode)) {
-        if (st.st_dev == c->dev)
+        if (st.st_dev == c->dev && !(c->listing && untouched(c, &st)))
             enter(c, dir, name, &st);
         return;
     }
@@ -411,24 +420,42 @@ static void changes_release(struct stream *s)
     free(c);
 }
 
-/* The device of files that are written now: one is made to see. The root's time is put back. */
-static dev_t device_of_new_files(dev_t otherwise)
+/* How files and folders that are written now look: some are made to see. */
+static void probe_in(struct changes *c, int dir)
 {
-    char name[32] = "/";
-    struct timespec times[2];
-    struct stat root, st = {.st_dev = otherwise};
+    struct stat empty, one, file;
     int fd;
 
-    temp_name(name + 1);
-    if (stat("/", &root) < 0 || (fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) < 0)
-        return otherwise;
-    fstat(fd, &st);
+    if (fstat(dir, &empty) < 0 || (fd = openat(dir, "f", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) < 0)
+        return;
+    if (fstat(fd, &file) == 0 && fstat(dir, &one) == 0) {
+        off_t unit = one.st_size - empty.st_size;
+        c->upper = file.st_dev;
+        if (unit > 8 && empty.st_size == 2 * unit && !empty.st_blocks && !one.st_blocks)
+            c->folder_unit = unit;
+    }
     close(fd);
-    unlink(name);
-    times[0] = root.st_atim;
-    times[1] = root.st_mtim;
+    unlinkat(dir, "f", 0);
+}
+
+/* The root's time is put back afterwards. */
+static void probe(struct changes *c, const struct stat *root)
+{
+    char name[32] = "/";
+    struct timespec times[2] = {root->st_atim, root->st_mtim};
+    int dir;
+
+    c->upper = root->st_dev;
+    temp_name(name + 1);
+    if (mkdir(name, 0700) < 0)
+        return;
+    dir = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir >= 0) {
+        probe_in(c, dir);
+        close(dir);
+    }
+    rmdir(name);
     utimensat(AT_FDCWD, "/", times, 0);
-    return st.st_dev;
 }
 
 /* Where there is neither a layer nor a folder named: the whole root. 0 or an errno. */
@@ -450,7 +477,7 @@ static int begin(struct changes *c, const char *folder)
             close(c->layer.fd);
             return ENOMEM;
         }
-        c->upper = device_of_new_files(st.st_dev);
+        probe(c, &st);
     }
     return begin_walk(c) ? 0 : c->error;
 }

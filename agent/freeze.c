@@ -17,7 +17,8 @@
 
 #define DEFAULT_LIMIT (2000 * MSEC)
 #define LONGEST_LIMIT (60000 * MSEC)
-#define PARENT_LIMIT (5 * MSEC) /* so long does one parent hold up the freeze */
+#define LEVEL_LIMIT (20 * MSEC) /* so long do the parents of one level hold up the freeze */
+#define LEVELS 32
 #define PAUSE_MAX (5 * MSEC)
 
 static struct proctab asleep; /* who was stopped before we came: entries with `in` */
@@ -57,24 +58,45 @@ static void nap(int64_t *pause)
         *pause *= 2;
 }
 
-/* Every process that has a child is stopped by itself, and seen stopped, before the children are touched: those above
- * first, as pids rise from parent to child. Only for a while: a bomb has no end. */
-static void stop_parents(struct proctab *t, int64_t until)
+/* How far each process is below the topmost that has to be stopped: only those that have a child matter. */
+static void find_levels(struct proctab *t)
 {
     for (size_t i = 0; i < t->count; i++) {
         struct procent *parent = proctab_find(t, t->all[i].parent);
         if (parent && t->all[i].in && !dead(&t->all[i]))
             parent->forked = true;
     }
-    for (size_t i = 0; i < t->count && now_ns() < until; i++) {
-        struct procent *e = &t->all[i], now = *e;
-        int64_t limit = now_ns() + PARENT_LIMIT, pause = MSEC / 20;
+    for (size_t i = 0; i < t->count; i++) { /* pids rise from parent to child, but for a few: those come too early at worst */
+        struct procent *parent = proctab_find(t, t->all[i].parent);
+        t->all[i].level = parent && parent->in ? parent->level + 1 : 0;
+    }
+}
 
-        if (!e->in || !e->forked || stopped(e->state) || dead(e) || kill(e->pid, SIGSTOP) < 0)
+/* Stops those of one level that have a child, and waits a little until they stand. False if there are none. */
+static bool stop_level(struct proctab *t, unsigned level)
+{
+    int64_t limit = now_ns() + LEVEL_LIMIT, pause = MSEC / 20;
+    bool any = false, running = true;
+
+    for (size_t i = 0; i < t->count; i++) {
+        struct procent *e = &t->all[i];
+        if (!e->in || !e->forked || e->level != level || dead(e))
             continue;
-        while (proctab_read(e->pid, &now) && !stopped(now.state) && !dead(&now) && now_ns() < limit)
+        any = true;
+        if (!stopped(e->state))
+            kill(e->pid, SIGSTOP);
+    }
+    while (any && running && now_ns() < limit) {
+        running = false;
+        for (size_t i = 0; i < t->count && !running; i++) {
+            struct procent *e = &t->all[i], now;
+            if (e->in && e->forked && e->level == level && !dead(e) && proctab_read(e->pid, &now))
+                running = !stopped(now.state) && !dead(&now);
+        }
+        if (running)
             nap(&pause);
     }
+    return any;
 }
 
 /* True if no thread of the process runs. */
@@ -125,31 +147,23 @@ static int count_running(struct proctab *t, int *still)
     return running;
 }
 
-static void remember_sleepers(void)
-{
-    for (size_t i = 0; i < asleep.count; i++)
-        asleep.all[i].in = asleep.all[i].in && asleep.all[i].state == 'T';
-}
-
 /* Stops everyone. Who could not be stopped in time, or -1 where nobody can be seen. */
 static int stop_everyone(int64_t limit, int *still)
 {
-    int64_t begun = now_ns(), pause = MSEC / 10;
+    int64_t until = now_ns() + limit, pause = MSEC / 10;
     struct proctab t = {0};
     int running;
 
     if (proctab_load(&asleep))
         return -1;
     mark_members(&asleep);
-    stop_parents(&asleep, begun + limit / 2);
-    remember_sleepers();
-    running = count_running(&t, still);
-    if (running >= 0)
-        stop_all(&t);
-    while (running > 0) {
-        running = count_running(&t, still);
-        if (running <= 0 || now_ns() - begun > limit)
-            break;
+    find_levels(&asleep);
+    for (unsigned level = 0; level < LEVELS && stop_level(&asleep, level); level++)
+        ;
+    stop_all(&asleep);
+    for (size_t i = 0; i < asleep.count; i++)
+        asleep.all[i].in = asleep.all[i].in && asleep.all[i].state == 'T';
+    while ((running = count_running(&t, still)) > 0 && now_ns() < until) {
         if (!guest.pid1)
             stop_all(&t);
         nap(&pause);

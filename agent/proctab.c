@@ -76,6 +76,7 @@ static bool read_stat(const char *path, struct procent *out)
     out->faults = faults;
     out->threads = (unsigned)threads;
     out->in = out->forked = false;
+    out->level = 0;
     return true;
 }
 

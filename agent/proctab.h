@@ -11,8 +11,8 @@ struct procent {
     pid_t pid, parent;
     char state; /* as in /proc/PID/stat: Z is a zombie */
     bool in;    /* a member of the tree that was marked */
-    bool forked; /* it has a living child (freeze.c) */
-    unsigned threads;
+    bool forked; /* it has a living child; and how far down it is (freeze.c) */
+    unsigned level, threads;
     uint64_t cpu_us, rss, faults;
     uint64_t anon, shmem; /* the watchdog's (memory.c), bytes */
 };
