@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ...setup import runsc
 from .rootfs import make_rootfs
 
 BWRAP = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
@@ -121,7 +122,10 @@ class Runsc(Rival):
     name = "runsc"
 
     def prepare(self, scratch: Path) -> None:
-        _need("runsc", "sloplet setup")
+        found = runsc.find()
+        if found is None:
+            raise Unavailable("runsc is not installed (sloplet setup gvisor)")
+        self._program = str(found.path)
         self._bundle = scratch / "runsc"
         self._state = scratch / "runsc-state"
         make_rootfs(self._bundle / "rootfs")
@@ -132,10 +136,10 @@ class Runsc(Rival):
         options = [f"--root={self._state}", "--network=none", "--ignore-cgroups"]
         if os.geteuid() != 0:
             options.append("--rootless")
-        return ["runsc", *options, "run", f"--bundle={self._bundle}", f"bench-{secrets.token_hex(6)}"]
+        return [self._program, *options, "run", f"--bundle={self._bundle}", f"bench-{secrets.token_hex(6)}"]
 
     def version(self) -> str:
-        return _said(["runsc", "--version"])
+        return _said([self._program, "--version"])
 
 
 _OCI = {

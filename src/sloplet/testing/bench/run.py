@@ -6,13 +6,14 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...sync import Sandbox
 from . import measures
 from .clock import interleave, no_gc, timed
+from .environment import temporary_home
 from .machine import describe
 from .memory import MIB
 from .rivals import RIVALS, Bwrap, Rival, Rivals, Unavailable
@@ -61,7 +62,7 @@ def run(plan: Plan, say: Say = lambda text: None) -> Report:
     report.options = asdict(plan)
     report.machine = describe()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_own_home())
+        stack.enter_context(temporary_home())
         docker_host = _dockerd(plan, report, stack, say)
         rivals = Rivals([name for name in plan.against if name not in report.skipped], docker_host)
         stack.callback(rivals.close)
@@ -76,20 +77,6 @@ def run(plan: Plan, say: Say = lambda text: None) -> Report:
             suite(plan, report, list(rivals), engines)
     report.machine["load_after"] = list(os.getloadavg())
     return report
-
-
-@contextlib.contextmanager
-def _own_home() -> Iterator[None]:
-    before = os.environ.get("SLOPLET_HOME")
-    with tempfile.TemporaryDirectory(prefix="sloplet-bench-home-") as folder:
-        os.environ["SLOPLET_HOME"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["SLOPLET_HOME"]
-            else:
-                os.environ["SLOPLET_HOME"] = before
 
 
 def _dockerd(plan: Plan, report: Report, stack: contextlib.ExitStack, say: Say) -> str | None:

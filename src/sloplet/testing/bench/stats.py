@@ -90,7 +90,7 @@ METRICS = {
 CURVE_SIZES = (16, 64, 256, 1024)  # MiB of memory touched
 CURVES = {
     "snapshot": "live snapshot",
-    "restore": "start from it, to first result",
+    "restore": "restore to first result",
     "pause": "pause",
     "resume": "resume, to first result",
     "fork": "fork(1)",
@@ -103,18 +103,18 @@ LIVE_METRICS = {
     "snapshot.disk": Metric("a small snapshot on disk", "MiB", "runsc"),
     "restore.returned": Metric("`runsc restore` returns", "s"),
     "restore.answer": Metric("restore to first answer", "s", "runsc"),
-    "restore.result": Metric("restore to first command's result", "s", "runsc"),
-    "fork.answer": Metric("fork(10) until all ten answer", "s", "runsc"),
-    "fork.result": Metric("fork(10) until all ten ran a command", "s", "runsc"),
-    "pool.claim": Metric("claim from a warm pool to first result", "s"),
-    "pause.pause": Metric("pause, 200 MiB in a Python process", "s"),
+    "restore.result": Metric("restore to first result", "s", "runsc"),
+    "fork.answer": Metric("fork(10), all ten answer", "s", "runsc"),
+    "fork.result": Metric("fork(10), all ten ran a command", "s", "runsc"),
+    "pool.claim": Metric("warm pool, to first result", "s"),
+    "pause.pause": Metric("pause a 200 MiB Python process", "s"),
     "pause.answer": Metric("resume it, to first answer", "s"),
-    "pause.resume": Metric("resume it, to first command's result", "s"),
+    "pause.resume": Metric("resume it, to first result", "s"),
     "pause.disk": Metric("its state on disk", "MiB"),
-    "pause.intact": Metric("its memory is what it was (1: all of it)", "1"),
-    "weight.running": Metric("memory of a running sandbox (PSS)", "MiB"),
-    "weight.forked": Metric("memory of each copy (PSS)", "MiB"),
-    "weight.paused": Metric("memory of a paused sandbox (PSS)", "MiB"),
+    "pause.intact": Metric("its memory is all there (1: yes)", "1"),
+    "weight.running": Metric("memory, running (PSS)", "MiB"),
+    "weight.forked": Metric("memory, each copy (PSS)", "MiB"),
+    "weight.paused": Metric("memory, paused (PSS)", "MiB"),
     **{
         f"curve.{name}_{size}": Metric(
             f"{title}, {size} MiB", "s", "runsc" if name in ("snapshot", "restore") else None

@@ -22,6 +22,7 @@ from ..measures import BrokenRun, must
 _ANSWER_SECONDS = 60
 _VERB_SECONDS = 120
 _END_SECONDS = 10
+_ENDED = "the sandbox made by hand has ended"
 _SHARED_MEMORY = "size=128m"
 
 
@@ -53,7 +54,10 @@ class RawBox:
         self.hear()
 
     def send(self, word: str = "") -> None:
-        os.write(self.ask_fd, word.encode() + b"\n")
+        try:
+            os.write(self.ask_fd, word.encode() + b"\n")
+        except OSError as error:
+            raise BrokenRun(_ENDED) from error
 
     def hear(self, wanted: bytes = b"ok") -> None:
         line = self._line()
@@ -64,7 +68,7 @@ class RawBox:
             if not select.select([self.answer_fd], [], [], _ANSWER_SECONDS)[0]:
                 raise BrokenRun(f"the sandbox made by hand did not answer within {_ANSWER_SECONDS} s")
             data = os.read(self.answer_fd, 65536)
-            must(bool(data), "the sandbox made by hand has ended")
+            must(bool(data), _ENDED)
             self._heard += data
         line, _, self._heard = self._heard.partition(b"\n")
         return line

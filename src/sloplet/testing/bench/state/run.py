@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from ....setup import runsc
+from ..environment import temporary_home
 from ..machine import describe
 from ..run import Say
 from ..stats import Report
@@ -32,15 +30,12 @@ def run_live(plan: LivePlan, say: Say = lambda text: None) -> Report:
         report.skipped[OURS] = "runsc is not here: `sloplet setup gvisor` gets it"
         return report
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder())
-        home = folder / "home"
-        stack.enter_context(_variable(runsc.VARIABLE, str(found.path)))  # both sides use the same
-        stack.enter_context(_variable("SLOPLET_HOME", str(home)))
+        home = stack.enter_context(temporary_home())
         why = works(home, OURS)
         if why:
             report.skipped[OURS] = why
             return report
-        raw = RawRunsc(found.path, folder / "raw")
+        raw = RawRunsc(found.path, home / "by-hand")
         stack.callback(raw.close)
         _measure(plan, report, raw, home, say)
     report.machine["load_after"] = list(os.getloadavg())
@@ -61,25 +56,3 @@ def _measure(plan: LivePlan, report: Report, raw: RawRunsc, home: Path, say: Say
         say(name)
         with holding_runtime(home) as ours:
             suite(Bench(plan, report, ours, raw, python, engines), say)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = tempfile.mkdtemp(prefix="sloplet-bench-")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
