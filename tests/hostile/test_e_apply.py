@@ -1,4 +1,4 @@
-"""E-20: a sandbox's files come to the host by ``apply`` without bringing anything else: no way out of the folder, no
+"""A sandbox's files come to the host by ``apply`` without bringing anything else: no way out of the folder, no
 rights, nothing special, no more than was announced. Each attack has a harmless twin that must arrive."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def skipped(done: Applied) -> set[str]:
     return {path for path, _ in done.skipped}
 
 
-def test_e20_links_cannot_lead_out(target: Target, box: Sandbox, place: Path) -> None:
+def test_apply_links_cannot_lead_out(target: Target, box: Sandbox, place: Path) -> None:
     box.run(
         "ln -s /etc/passwd absolute; ln -s ../outside up; ln -s .. parent; mkdir -p a/b;"
         " ln -s ../../../outside/canary a/b/deep; ln -s b/../../../outside a/twisted; ln -s / a/root;"
@@ -71,7 +71,7 @@ def test_e20_links_cannot_lead_out(target: Target, box: Sandbox, place: Path) ->
     assert [path for path in place.rglob("*") if not path.resolve().is_relative_to(place.resolve())] == []
 
 
-def test_e20_links_of_the_target_lead_nowhere(target: Target, box: Sandbox, place: Path) -> None:
+def test_apply_links_of_the_target_lead_nowhere(target: Target, box: Sandbox, place: Path) -> None:
     place.mkdir()
     (place / "folder").symlink_to("../outside")
     (place / "canary").symlink_to("../outside/canary")
@@ -82,7 +82,7 @@ def test_e20_links_of_the_target_lead_nowhere(target: Target, box: Sandbox, plac
     assert not (place / "canary").is_symlink()
 
 
-def test_e20_no_rights_and_nothing_special_comes_along(target: Target, box: Sandbox, place: Path) -> None:
+def test_apply_no_rights_and_nothing_special_comes_along(target: Target, box: Sandbox, place: Path) -> None:
     made = "mkdir d && echo x > d/plain && echo x > d/su && mkfifo d/pipe && chmod 6777 d/su && chmod 3777 d"
     if not box.run(made).ok:  # where modes cannot be set by name there is nothing to keep
         pytest.skip(f"{target.label} lets nobody change modes")
@@ -94,7 +94,7 @@ def test_e20_no_rights_and_nothing_special_comes_along(target: Target, box: Sand
     assert (place / "d/plain").read_text() == "x\n"
 
 
-def test_e20_odd_names_arrive_as_they_are(target: Target, box: Sandbox, place: Path) -> None:
+def test_apply_odd_names_arrive_as_they_are(target: Target, box: Sandbox, place: Path) -> None:
     names = ["...", "-rf", "a\\b", "new\nline", "\x1b[31m", "x" * 255, "ü", "bad\udcff", "~", "$(id)"]
     for name in names:
         box.files.write(f"odd/{name}", "x")
@@ -102,7 +102,7 @@ def test_e20_odd_names_arrive_as_they_are(target: Target, box: Sandbox, place: P
     assert sorted(os.listdir(place / "odd")) == sorted(names)
 
 
-def test_e20_more_than_was_announced_does_not_come(
+def test_apply_more_than_was_announced_does_not_come(
     target: Target, box: Sandbox, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GROWTH", 100_000)
@@ -128,7 +128,7 @@ done
 """
 
 
-def test_e20_files_that_are_swapped_meanwhile(target: Target, box: Sandbox, place: Path) -> None:
+def test_apply_files_that_are_swapped_meanwhile(target: Target, box: Sandbox, place: Path) -> None:
     box.run("mkdir d && echo good > d/f && echo good > f && echo good > calm", check=True)
     found = changes(target, box)
     attacker = box.spawn(["sh", "-c", SWAPS])

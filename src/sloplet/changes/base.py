@@ -78,8 +78,14 @@ class FolderBase:
         self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owners = owners
         self._public = public
+        self._last: tuple[str, Node | None] = ("", None)  # both sides of a comparison ask for the same path in turn
 
     def lstat(self, path: str) -> Node | None:
+        if path != self._last[0]:
+            self._last = (path, self._look(path))
+        return self._last[1]
+
+    def _look(self, path: str) -> Node | None:
         try:
             fd = open_in(self._root, _below(path), _NODE)
         except (OSError, ValueError):
@@ -104,6 +110,8 @@ class FolderBase:
         except (OSError, ValueError):
             return []
         try:
+            if self._public and not os.fstat(fd).st_mode & stat.S_IROTH:
+                return []
             return os.listdir(fd)
         except OSError:
             return []
@@ -181,9 +189,11 @@ class HostBase:
 
     def _inside(self, path: str) -> tuple[FolderBase | None, str]:
         """The folder of the host that a path lies in, and the rest of the path."""
-        for above in reversed(list(_chain(path))):
+        above = path
+        while above:
             if above in self._folders:
                 return self._folders[above], path[len(above) :] or "/"
+            above = above.rpartition("/")[0]
         return None, path
 
     def close(self) -> None:
