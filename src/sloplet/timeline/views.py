@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from . import disk
-from .changes.compare import diff_of, state_of
-from .changes.reading import OldState
-from .changes.stored import read_stored
-from .controller import Diff, SandboxInfo, Snapshot, Stream
-from .files import AsyncFiles
-from .live import Live
-from .state.home import new_id
-from .state.opened import Opened
-from .wire.fields import Fields
-from .wire.schema import Op, Tag
+from .. import disk
+from ..changes.compare import diff_of, state_of
+from ..changes.reading import OldState
+from ..changes.stored import read_stored
+from ..controller import Diff, SandboxInfo, Snapshot, Stream
+from ..files import AsyncFiles
+from ..live import Live
+from ..state.home import new_id
+from ..state.opened import Opened
+from ..wire.fields import Fields
+from ..wire.schema import Op, Tag
 
 if TYPE_CHECKING:
-    from .runtime import Runtime
+    from ..runtime import Runtime
 
 
 async def diff(runtime: Runtime, info: SandboxInfo, against: Snapshot | None, *, text: bool) -> Diff:

@@ -1,0 +1,103 @@
+"""What a sandbox starts from: an image, or a state that was saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import disk
+from ..controller import Snapshot
+from ..engines import registry
+from ..engines.base import Engine, ResolvedImage
+from ..errors import (
+    SnapshotIncompatible,
+    SpecError,
+    UnsupportedOperation,
+)
+from ..live import Live
+from ..spec import SandboxSpec
+from ..state.opened import Opened
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a sandbox starts from: an image, or a state that was saved."""
+
+    engine: Engine
+    image: ResolvedImage
+    spec: SandboxSpec  #: what it runs as
+    opened: Opened | None = None
+    head: str | None = None
+
+    @property
+    def restore(self) -> int | None:
+        """The folder that the engine goes on from; None where it starts afresh."""
+        return self.opened.fd if self.opened is not None and self.opened.snapshot.kind == "live" else None
+
+    async def lay_out(self, live: Live) -> None:
+        """Bring the files of a disk snapshot into a computer that has just started."""
+        if self.opened is not None and self.opened.snapshot.kind == "disk":
+            await disk.unpack(live, self.opened)
+
+
+def saves(engine: Engine) -> bool:
+    return engine.probe().capabilities.live_snapshots
+
+
+def can_live(engine: Engine, spec: SandboxSpec) -> None:
+    if spec.idle is not None and not saves(engine):
+        raise UnsupportedOperation(
+            f"idle={spec.idle:g} s needs an engine that can save processes, and {engine.name!r} cannot",
+            hint="engine='gvisor' can; `sloplet setup gvisor` installs it",
+        )
+
+
+def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> SandboxSpec:
+    """What a sandbox of a template runs as. What is fixed in the template cannot be asked for differently."""
+    default = SandboxSpec()
+    for what in ("image", "workdir", "user", "network"):
+        wanted = getattr(asked, what)
+        if wanted not in (getattr(default, what), getattr(base, what)):
+            raise SpecError(
+                f"{what}={wanted!r} is not what the template {template.name or template.id} was made with: "
+                f"{getattr(base, what)!r}",
+                hint=f"leave {what} out, or make another template",
+            )
+    if asked.engine not in ("auto", template.engine):
+        raise SpecError(
+            f"engine={asked.engine!r} cannot start the template {template.name or template.id}: "
+            f"it was made by {template.engine!r}",
+            hint="leave engine out",
+        )
+    registry.choose(replace(asked, engine=template.engine))  # at_least
+    limits = {name: getattr(asked.limits, name) for name in asked.limits.explicit}
+    if limits.get("disk", base.limits.disk) != base.limits.disk:
+        raise SpecError(
+            f"disk={limits['disk']} is not the size of the template's disk", hint=f"it has {base.limits.disk} bytes"
+        )
+    return replace(
+        asked,
+        image=base.image,
+        engine=template.engine,
+        workdir=base.workdir,
+        user=base.user,
+        env=tuple(sorted({**dict(base.env), **dict(asked.env)}.items())),
+        limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
+    )
+
+
+def image_facts(image: ResolvedImage) -> dict[str, Any]:
+    return {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
+
+
+def image_of(opened: Opened) -> ResolvedImage:
+    facts = opened.image
+    if facts["path"] is None:
+        return ResolvedImage(facts["kind"])
+    path = Path(facts["path"])
+    if not path.is_dir():
+        raise SnapshotIncompatible(
+            f"the image that this state was made with is gone: {path}", hint="bring it back, or use an export"
+        )
+    return ResolvedImage(facts["kind"], path, facts["owners"])

@@ -1,0 +1,222 @@
+"""Standing still, and saving: the ground of everything that ``Timeline`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import disk
+from ..controller import SandboxInfo, Snapshot
+from ..engines import registry
+from ..errors import (
+    EngineUnavailable,
+    SandboxDead,
+    SnapshotError,
+    SpecError,
+    UnsupportedOperation,
+)
+from ..live import Live, freeze, thaw
+from ..spec import SandboxSpec
+from .origins import Origin, can_live, image_facts, image_of, merged, saves
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+T = TypeVar("T")
+
+
+class _Still:
+    """A sandbox that stands still. ``stays``: it is not to go on afterwards."""
+
+    stays = False
+
+
+class Saving:
+    """See ``Controller`` for what its public methods promise."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.at_work = 0  #: changes of state under way
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    # -- where a sandbox starts from -----------------------------------------------------
+
+    @asynccontextmanager
+    async def origin(self, spec: SandboxSpec) -> AsyncIterator[Origin]:
+        """What a new sandbox of these settings starts from."""
+        if spec.template is None:
+            engine = registry.choose(spec)
+            can_live(engine, spec)
+            yield Origin(engine, await self._runtime.resolve(spec), spec)
+            return
+        template = await self._runtime.find_snapshot(spec.template)
+        async with self.saved(template.id) as origin:
+            yield replace(origin, spec=merged(origin.spec, spec, template))
+
+    @asynccontextmanager
+    async def saved(self, snapshot_id: str) -> AsyncIterator[Origin]:
+        """A saved state, every byte of it checked."""
+        runtime = self._runtime
+        snapshot = await runtime.on_state(lambda: runtime.store.snapshot(snapshot_id))
+        engine = registry.load(snapshot.engine)
+        probe = engine.probe()
+        if not probe.available:
+            raise EngineUnavailable(
+                f"this state needs the engine {engine.name!r}, which cannot run here: {probe.reason}",
+                hint=probe.fix or None,
+            )
+        opened = await runtime.off_loop(lambda: runtime.saved.open(snapshot_id, engine.state_format()))
+        try:
+            yield Origin(engine, image_of(opened), snapshot.spec, opened, snapshot_id)
+        finally:
+            await runtime.off_loop(opened.close)
+
+    # -- standing still, and saving ------------------------------------------------------
+
+    def turn(self, sandbox_id: str) -> asyncio.Lock:
+        """Held while a sandbox changes from one state to another."""
+        lock = self._turns.get(sandbox_id)
+        if lock is None:
+            lock = self._turns[sandbox_id] = asyncio.Lock()
+        return lock
+
+    @asynccontextmanager
+    async def _standing_still(self, live: Live) -> AsyncIterator[_Still]:
+        """Everything in it is stopped, and nothing is asked of it. The caller has its turn."""
+        still = _Still()
+        live.gate = asyncio.Event()
+        try:
+            try:
+                await freeze(live)
+                yield still
+            finally:
+                if not still.stays and not live.ending:
+                    await asyncio.shield(thaw(live))
+        finally:
+            if not still.stays:
+                gate, live.gate = live.gate, None
+                gate.set()
+
+    async def _save(self, live: Live, role: str, *, name: str | None = None, note: str = "") -> Snapshot:
+        """Save a running sandbox, which then goes on."""
+        draft = await self._runtime.off_loop(self._runtime.saved.begin)
+        try:
+            if saves(live.engine):
+                async with self._standing_still(live):
+                    await live.instance.save(draft.fd, stop=False)
+                kind = "live"
+            elif live.engine.probe().capabilities.disk_snapshots:
+                await disk.pack(live, draft)
+                kind = "disk"
+            else:
+                raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
+            return await self._publish(draft, live, role, kind, name=name, note=note)
+        except BaseException:
+            await asyncio.shield(self._runtime.off_loop(lambda: self._runtime.saved.abandon(draft)))
+            raise
+
+    async def _publish(
+        self, draft: Any, live: Live, role: str, kind: str, *, name: str | None = None, note: str = ""
+    ) -> Snapshot:
+        runtime = self._runtime
+        return await runtime.off_loop(
+            lambda: runtime.saved.publish(
+                draft,
+                live.info,
+                role=role,
+                kind=kind,
+                format=live.engine.state_format(),
+                image=image_facts(live.image),
+                name=name,
+                parent=live.info.head,
+                note=note,
+                spec=live.spec,
+            )
+        )
+
+    async def snapshot(self, sandbox_id: str, name: str | None, *, role: str, note: str = "") -> Snapshot:
+        if role not in ("snapshot", "template"):
+            raise SpecError(f"role={role[:40]!r} is not one that can be asked for", hint="snapshot or template")
+        runtime = self._runtime
+        await runtime.on_state(lambda: runtime.store.check_snapshot_free(name, role, sandbox_id))
+        return await self._whole(self._snapshot(sandbox_id, name, role, note))
+
+    async def _snapshot(self, sandbox_id: str, name: str | None, role: str, note: str) -> Snapshot:
+        async with self.turn(sandbox_id):
+            live = self._runtime.held_live(sandbox_id)
+            if live is None:
+                snapshot = await self._copy_saved(sandbox_id, name, role, note)
+            else:
+                snapshot = await self._save(live, role, name=name, note=note)
+            if role == "snapshot":
+                await self._set_head(sandbox_id, live, snapshot.id)
+        self._runtime.bus.emit(sandbox_id, "snapshot", id=snapshot.id, name=name, kind=snapshot.kind, role=role)
+        return snapshot
+
+    async def _copy_saved(self, sandbox_id: str, name: str | None, role: str, note: str) -> Snapshot:
+        """A paused sandbox's snapshot is what was saved of it, under another name; it goes on sleeping."""
+        info = await self._record(sandbox_id)
+        if info.saved is None or info.state != "paused":
+            raise SandboxDead(
+                f"the sandbox {info.name or info.id} is {info.state}: there is nothing to save",
+                hint=info.reason or None,
+            )
+        saved_id, store = info.saved, self._runtime.saved
+
+        def copy() -> Snapshot:
+            with store.open(saved_id) as source, store.begin() as draft:
+                for file in source.manifest["files"]:
+                    os.link(file, file, src_dir_fd=source.fd, dst_dir_fd=draft.fd, follow_symlinks=False)
+                return store.publish(
+                    draft,
+                    info,
+                    role=role,
+                    kind=source.snapshot.kind,
+                    format=source.format,
+                    image=source.image,
+                    name=name,
+                    parent=info.head,
+                    note=note,
+                    spec=source.snapshot.spec,
+                )
+
+        return await self._runtime.off_loop(copy)
+
+    async def _set_head(self, sandbox_id: str, live: Live | None, head: str | None) -> None:
+        await self._runtime.on_state(lambda: self._runtime.store.set_head(sandbox_id, head))
+        if live is not None:
+            live.info = replace(live.info, head=head)
+
+    # -- small things ------------------------------------------------------------------------
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """A change of state runs to its end, or is undone by itself, whether or not its caller waits."""
+
+        async def counted() -> T:
+            self.at_work += 1
+            try:
+                return await work
+            finally:
+                self.at_work -= 1
+                if self._runtime.on_gone is not None:
+                    self._runtime.on_gone()
+
+        done: T = await asyncio.shield(self._runtime.background(counted()))
+        return done
+
+    async def _record(self, sandbox_id: str) -> SandboxInfo:
+        return await self._runtime.on_state(lambda: self._runtime.store.find(sandbox_id))
+
+    async def _drop(self, snapshot_id: str | None) -> None:
+        """Delete what nothing depends on any more; what resists is left to the reaper."""
+        if snapshot_id is None:
+            return
+        try:
+            await self._runtime.off_loop(lambda: self._runtime.saved.delete(snapshot_id, force=True))
+        except SnapshotError:
+            pass

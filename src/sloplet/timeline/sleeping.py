@@ -1,0 +1,193 @@
+"""Pause and resume, and recovery of what died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from ..controller import SandboxInfo, Snapshot
+from ..engines.base import cannot_save
+from ..errors import (
+    SandboxDead,
+    SandboxNotFound,
+    SandboxPaused,
+    SlopletError,
+)
+from ..live import Live, within
+from .origins import saves
+from .saving import Saving
+
+_LAST_PAUSE = 30.0  # for each of those that a leaving keeper pauses
+
+
+class Sleeping(Saving):
+    """See ``Controller``."""
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        return await self._whole(self._pause(sandbox_id))
+
+    async def _pause(self, sandbox_id: str, idle: float | None = None) -> SandboxInfo:
+        """``idle``: only if nothing was asked of it for so long."""
+        runtime = self._runtime
+        async with self.turn(sandbox_id):
+            live = runtime.held_live(sandbox_id)
+            if live is None:
+                info = await self._record(sandbox_id)
+                if info.state == "paused":
+                    return info
+                raise runtime.not_held(sandbox_id)
+            if not saves(live.engine):
+                raise cannot_save(live.engine.name)
+            draft = await runtime.off_loop(runtime.saved.begin)
+            snapshot: Snapshot | None = None
+            try:
+                if idle is not None and not unused(live, idle):  # somebody came just now
+                    await runtime.off_loop(lambda: runtime.saved.abandon(draft))
+                    return live.info
+                async with self._standing_still(live) as still:
+                    await live.instance.save(draft.fd, stop=False)
+                    snapshot = await self._publish(draft, live, "pause", "live")
+                    await runtime.on_state(lambda: self._mark_paused(live, snapshot))
+                    still.stays = True
+            except BaseException:
+                await asyncio.shield(runtime.off_loop(lambda: runtime.saved.abandon(draft)))
+                await asyncio.shield(self._drop(snapshot.id if snapshot is not None else None))
+                raise
+            await runtime.put_away(live, _paused(live.info))
+            runtime.background(self._drop(live.info.saved))
+            info = await self._record(sandbox_id)
+        runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes)
+        return info
+
+    def _mark_paused(self, live: Live, snapshot: Snapshot) -> None:
+        """Its time to live is put on record by the clock that did not jump while it ran."""
+        expires = None if live.expires is None else time.time() + live.expires - time.monotonic()
+        self._runtime.store.mark_paused(live.info.id, snapshot.id, snapshot.created_at, expires_at=expires)
+
+    async def pause_all(self) -> None:
+        """What can be saved and was meant to stay (it has a name), before its holder goes."""
+        lives = [live for live in self._runtime.lives() if live.info.name and saves(live.engine)]
+
+        async def one(live: Live) -> None:
+            try:
+                await within(self.pause(live.info.id), _LAST_PAUSE)
+            except SlopletError:
+                pass  # it ends like those that cannot be saved
+
+        await asyncio.gather(*(one(live) for live in lives))
+
+    async def release(self, sandbox_id: str) -> None:
+        live = self._runtime.held_live(sandbox_id)
+        if live is not None and live.info.name is not None and saves(live.engine):
+            try:
+                await self.pause(sandbox_id)
+            except (SandboxDead, SandboxNotFound):
+                pass
+
+    async def awake(self, sandbox_id: str) -> Live:
+        """The sandbox, running: one that changes its state is waited for, one that sleeps is woken."""
+        runtime = self._runtime
+        while True:
+            live = runtime.find_live(sandbox_id)
+            if live is not None and live.gate is not None:
+                await live.gate.wait()
+            elif live is not None and not live.ending:
+                return live
+            elif live is not None or not await self._asleep(sandbox_id):
+                raise runtime.not_held(sandbox_id)
+            else:
+                await self.resume(sandbox_id)
+
+    async def _asleep(self, sandbox_id: str) -> bool:
+        """Whether it can go on from something that was saved (or somebody is about to make it)."""
+        try:
+            info = await self._record(sandbox_id)
+        except SandboxNotFound:
+            return False
+        return info.state == "paused" or (info.saved is not None and info.state in ("dead", "starting"))
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        return await self._whole(self._resume(sandbox_id))
+
+    async def _resume(self, sandbox_id: str) -> SandboxInfo:
+        async with self.turn(sandbox_id):
+            live = self._runtime.held_live(sandbox_id)
+            if live is not None:
+                return live.info
+            return await self._wake(sandbox_id)
+
+    async def _wake(self, sandbox_id: str, back_to: Snapshot | None = None) -> SandboxInfo:
+        """From what was saved of it, or from another of its snapshots. The caller has its turn."""
+        runtime = self._runtime
+        before = await self._record(sandbox_id)
+        if before.state not in ("paused", "dead") or before.saved is None:
+            raise runtime.not_held(sandbox_id, before)
+        if before.expires_at is not None and before.expires_at <= time.time():
+            await runtime.kill(sandbox_id)
+            raise SandboxNotFound(f"the sandbox {before.name or before.id} is gone: its time to live was over")
+
+        def claim() -> tuple[str, SandboxInfo]:
+            owner = runtime.owner()
+            info = runtime.store.claim(sandbox_id, owner, runtime.holder)
+            try:
+                runtime.home.make_place(owner, sandbox_id)
+            except BaseException:
+                runtime.store.unclaim(sandbox_id, before.state, before.reason)
+                raise
+            return owner, info
+
+        owner, info = await runtime.on_state(claim)
+        try:
+            async with self.saved(before.saved if back_to is None else back_to.id) as origin:
+                live = await runtime.bring_up(info, owner, origin, sandbox_id)
+        except BaseException:
+
+            def give_back() -> None:
+                runtime.home.remove_place(owner, sandbox_id)
+                runtime.store.unclaim(sandbox_id, before.state, before.reason)
+
+            await asyncio.shield(runtime.on_state(give_back))
+            raise
+        recovered = before.saved_at if before.state == "dead" and back_to is None else None
+        keep = live.spec.checkpoint_every is not None
+        live.info = replace(
+            live.info,
+            reason="",
+            saved=before.saved if keep else None,
+            saved_at=before.saved_at if keep else None,
+            head=before.head if back_to is None else head_at(back_to),
+            recovered_from=recovered,
+        )
+        runtime.install(live)
+        await runtime.on_state(
+            lambda: runtime.store.mark_resumed(
+                sandbox_id, workdir=live.info.workdir, recovered_from=recovered, keep_saved=keep
+            )
+        )
+        if back_to is not None:
+            await self._set_head(sandbox_id, live, live.info.head)
+        if not keep:
+            runtime.background(self._drop(before.saved))
+        if before.expires_at is not None:
+            runtime.set_expiry(live, before.expires_at - time.time())
+        if recovered is not None:
+            runtime.bus.emit(sandbox_id, "recovered", saved_at=recovered, reason=before.reason)
+        else:
+            runtime.bus.emit(sandbox_id, "resumed")
+        return live.info
+
+
+def head_at(snapshot: Snapshot) -> str | None:
+    """Where in the tree of snapshots a sandbox is that was put back to this state."""
+    return snapshot.id if snapshot.role == "snapshot" else snapshot.parent
+
+
+def unused(live: Live, seconds: float) -> bool:
+    return not live.mux.waiting and live.used + seconds <= asyncio.get_running_loop().time()
+
+
+def _paused(info: SandboxInfo) -> SandboxPaused:
+    return SandboxPaused(
+        f"the sandbox {info.name or info.id} was paused", hint="resume() it; its processes can then be attached to"
+    )
