@@ -13,22 +13,30 @@ struct link_seen {
     char path[];
 };
 
-const char *links_meet(struct links *l, const struct stat *st, const char *path)
+static size_t slot(const struct stat *st)
 {
-    struct link_seen **at = &l->bucket[(st->st_ino ^ st->st_ino >> 9) % LINK_BUCKETS], *e;
-    size_t size = sizeof *e + strlen(path) + 1;
+    return (size_t)(st->st_ino ^ st->st_ino >> 9) % LINK_BUCKETS;
+}
 
-    for (e = *at; e; e = e->next)
+const char *links_find(const struct links *l, const struct stat *st)
+{
+    for (const struct link_seen *e = l->bucket[slot(st)]; e; e = e->next)
         if (e->ino == st->st_ino && e->dev == st->st_dev)
             return e->path;
-    e = l->bytes + size <= BYTES_MAX ? malloc(size) : NULL;
-    if (!e)
-        return NULL;
-    *e = (struct link_seen){.next = *at, .dev = st->st_dev, .ino = st->st_ino};
-    strcpy(e->path, path);
-    *at = e;
-    l->bytes += size;
     return NULL;
+}
+
+void links_remember(struct links *l, const struct stat *st, const char *path)
+{
+    size_t size = sizeof(struct link_seen) + strlen(path) + 1;
+    struct link_seen *e = l->bytes + size <= BYTES_MAX ? malloc(size) : NULL;
+
+    if (!e)
+        return;
+    *e = (struct link_seen){.next = l->bucket[slot(st)], .dev = st->st_dev, .ino = st->st_ino};
+    strcpy(e->path, path);
+    l->bucket[slot(st)] = e;
+    l->bytes += size;
 }
 
 void links_free(struct links *l)

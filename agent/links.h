@@ -14,8 +14,9 @@ struct links {
     size_t bytes;
 };
 
-/* The path under which this file was met before, or NULL after remembering it under this one. The string lives until the next call. */
-const char *links_meet(struct links *l, const struct stat *st, const char *path);
+/* The path under which this file was told before, or NULL. */
+const char *links_find(const struct links *l, const struct stat *st);
+void links_remember(struct links *l, const struct stat *st, const char *path);
 void links_free(struct links *l);
 
 #endif

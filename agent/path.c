@@ -178,3 +178,18 @@ int path_parent(int dirfd, const char *path, char *name, bool *slash)
     }
     return path_open(dirfd, parent, O_PATH | O_DIRECTORY, 0);
 }
+
+bool path_inside(const char *p, size_t n)
+{
+    if (n == 1 && p[0] == '.')
+        return true;
+    for (size_t at = 0; at <= n;) {
+        size_t len = 0;
+        while (at + len < n && p[at + len] != '/')
+            len++;
+        if (!len || len > 255 || (p[at] == '.' && (len == 1 || (len == 2 && p[at + 1] == '.'))))
+            return false;
+        at += len + 1;
+    }
+    return true;
+}

@@ -14,4 +14,8 @@ int path_open(int dirfd, const char *path, int flags, mode_t mode);
  * "/" gives "." in the root. Fails with EINVAL when the last part is "." or "..". */
 int path_parent(int dirfd, const char *path, char *name, bool *slash);
 
+/* Whether a name cannot lead out of the folder it is taken from, links aside: "." alone, or parts of 1 to 255 bytes by single
+ * slashes, none of them "." or "..". Pure. */
+bool path_inside(const char *p, size_t n);
+
 #endif

@@ -245,6 +245,20 @@ static void test_paths(void)
     rmdir(dir);
 }
 
+static void test_names(void)
+{
+    static const char *const good[] = {".", "a", "a/b", "...", "a/..b", ".a/b.", "-"};
+    static const char *const bad[] = {"", "/", "/a", "a/", "a//b", "..", "a/..", "../a", "a/./b", "./a", "a/."};
+    char part[257];
+
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        CHECK(path_inside(good[i], strlen(good[i])));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK(!path_inside(bad[i], strlen(bad[i])));
+    memset(part, 'x', sizeof part);
+    CHECK(path_inside(part, 255) && !path_inside(part, 256));
+}
+
 int main(void)
 {
     test_frames();
@@ -253,6 +267,7 @@ int main(void)
     test_ring();
     test_users();
     test_paths();
+    test_names();
     printf(failures ? "%d checks failed\n" : "all unit tests passed\n", failures);
     return failures != 0;
 }
