@@ -157,7 +157,7 @@ def test_i02_refused_and_running_on(target: Target, tmp_path: Path, monkeypatch:
             await box.export(tmp_path / "whole")
             data = (tmp_path / "whole").read_bytes()
             for number, damaged in enumerate(
-                (data[:-1], data[: len(data) // 2], data + b"x", data[:300] + b"!" + data[301:])
+                (data[:-1], data[: len(data) // 2], data + b"x", data[:300] + bytes([data[300] ^ 1]) + data[301:])
             ):
                 (tmp_path / str(number)).write_bytes(damaged)
                 with pytest.raises(errors.SnapshotDamaged):
