@@ -20,5 +20,5 @@ with Sandbox(engine="gvisor") as box:
         result = trial.wait()
         print(f"{fix:20} {result.stdout.strip() or result.stderr.strip().splitlines()[-1]}")
         if result.exit_code == 0:
-            print("kept:", *child.apply("mean.py", to="fixed").written)
+            print("kept:", *child.apply("/workspace/mean.py", to="fixed").written)
         child.close()

@@ -303,10 +303,14 @@ def test_paths_select_what_is_at_or_below(paths: list[str], count: int) -> None:
 def test_apply_plans_without_touching(records: Records, said: Said, tmp_path: Path) -> None:
     records.changes = CHANGES
     out = said("apply", "dev", "/", "--to", str(tmp_path), "--dry-run")[1]
-    assert "would write /workspace/app.py\n" in out
-    assert "would skip /etc/motd: it was removed; --delete removes it\n" in out
+    assert "would write workspace/app.py\n" in out
+    assert "would skip etc/motd: it was removed; --delete removes it\n" in out
     out = said("apply", "dev", "/", "--to", str(tmp_path), "--dry-run", "--delete")[1]
-    assert "would remove /etc/motd\n" in out
+    assert "would remove etc/motd\n" in out
+    assert said("apply", "dev", "app.py", "src", "--to", str(tmp_path), "--dry-run")[1] == (
+        "would write app.py\nwould write x?.py\n"
+    )
+    assert "nothing to do" in said("apply", "dev", "none", "--to", str(tmp_path), "--dry-run")[2]
     assert [*tmp_path.iterdir()] == []
 
 

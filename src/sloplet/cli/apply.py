@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .diff import against_option, inside, select
+from .diff import against_option, inside
 from .options import Verb, json_option, name_argument
 from .output import note, plain, print_json
 from .working import finish, working
 
 if TYPE_CHECKING:
     from ..changes.apply import Applied
-    from ..controller import Change
+    from ..changes.choose import Chosen
 
 
 @click.command(
     "apply",
     cls=Verb,
     examples="""
-    sloplet apply dev src --to . --dry-run
-    sloplet apply dev src README.md --to ~/project
+    sloplet apply dev src --to ./src --dry-run
+    sloplet apply dev README.md report.txt --to ~/project
     sloplet apply dev /workspace --to ./out --against base --delete
     """,
 )
@@ -38,8 +38,8 @@ def apply(
 ) -> None:
     """Bring changes that `sloplet diff` lists at or below PATHs to a folder of this machine.
 
-    Relative PATHs begin at the sandbox's working directory. Nothing is written outside of DIR, no link is followed,
-    no setuid bit is kept.
+    Of a folder the content goes into DIR, a file goes there under its own name. Relative PATHs begin at the sandbox's
+    working directory. Nothing is written outside of DIR, no link is followed, no setuid bit is kept.
     """
     if dry_run:
         planned = finish(_plan(name, paths, against), _look)
@@ -52,12 +52,14 @@ def apply(
         _show(done)
 
 
-async def _plan(name: str, paths: Sequence[str], against: str | None) -> list[Change]:
+async def _plan(name: str, paths: Sequence[str], against: str | None) -> list[Chosen]:
+    from ..changes.choose import choose
     from ..sandbox import AsyncSandbox
 
     box = await AsyncSandbox.connect(name)
     found = await working(f"comparing the files of {name}", box.diff(against, text=False))
-    return select(found.changes, [inside(path, box.workdir) for path in paths])
+    chosen, _ = choose(found.changes, [inside(path, box.workdir) for path in paths])
+    return [item for item in chosen if item.place]
 
 
 async def _apply(name: str, paths: Sequence[str], to: str, delete: bool, against: str | None) -> Applied:
@@ -70,9 +72,9 @@ async def _apply(name: str, paths: Sequence[str], to: str, delete: bool, against
     )
 
 
-def _show_plan(planned: Iterable[Change], delete: bool, as_json: bool) -> None:
-    write = [change.path for change in planned if change.kind != "removed"]
-    remove = [change.path for change in planned if change.kind == "removed"]
+def _show_plan(planned: Sequence[Chosen], delete: bool, as_json: bool) -> None:
+    write = [item.place for item in planned if item.change.kind != "removed"]
+    remove = [item.place for item in planned if item.change.kind == "removed"]
     skip = [] if delete else [(path, "it was removed; --delete removes it") for path in remove]
     if as_json:
         print_json({"written": write, "removed": remove if delete else [], "skipped": _skipped(skip), "dry_run": True})

@@ -34,7 +34,6 @@ against_option = click.option(
     sloplet diff dev --stat
     sloplet diff dev src --against base
     sloplet diff dev /workspace > work.patch
-    sloplet diff dev --name-only | xargs sloplet apply dev --to .
     """,
 )
 @name_argument()
@@ -142,4 +141,4 @@ def _print_text(text: str) -> None:
     for line in text.split("\n")[: -1 if text.endswith("\n") else None]:
         shown = "\t".join(plain(part) for part in line.split("\t"))
         headed = line.startswith(("+++ ", "--- "))
-        click.secho(shown, fg=None if headed else _COLOURS.get(line[:1]), bold=headed)
+        click.secho(shown, fg=None if headed else _COLOURS.get(line[:1]), bold=headed or None)
