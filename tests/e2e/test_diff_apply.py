@@ -11,36 +11,29 @@ from typing import Any
 import pytest
 
 from sloplet import Sandbox
-from sloplet.changes.apply import Applied, apply
-from sloplet.changes.compare import diff_of, state_of
-from sloplet.changes.reading import OldState
-from sloplet.changes.stored import read_stored
-from sloplet.controller import Change, Diff
+from sloplet.controller import Change
 from sloplet.engines import registry
-from sloplet.engines.base import ResolvedImage
-from sloplet.errors import EngineUnavailable
-from sloplet.images.resolve import resolve
-from sloplet.portal import portal
-from sloplet.state.home import Home
-from sloplet.wire.mux import request
-from sloplet.wire.schema import ChangesFlag, Op, Tag
 
 Shape = tuple[str, str, tuple[str, ...]]
 
 
-def made(**settings: Any) -> Iterator[Sandbox]:
-    box = Sandbox(engine="container", **settings)
-    try:
-        box.start()
-    except EngineUnavailable as error:
-        pytest.skip(str(error))
+@pytest.fixture(params=["container", "gvisor"])
+def engine(request: pytest.FixtureRequest) -> str:
+    probe = registry.load(request.param).probe()
+    if not probe.available:
+        pytest.skip(f"{request.param}: {probe.reason}")
+    return str(request.param)
+
+
+def made(engine: str, **settings: Any) -> Iterator[Sandbox]:
+    box = Sandbox(engine=engine, **settings)
     with box:
         yield box
 
 
 @pytest.fixture
-def box() -> Iterator[Sandbox]:
-    yield from made()
+def box(engine: str) -> Iterator[Sandbox]:
+    yield from made(engine)
 
 
 @pytest.fixture
@@ -65,36 +58,23 @@ def image(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rooted(image: Path) -> Iterator[Sandbox]:
-    yield from made(image=f"dir:{image}")
+def rooted(engine: str, image: Path) -> Iterator[Sandbox]:
+    yield from made(engine, image=f"dir:{image}")
 
 
-def as_root() -> dict[str, Any]:
+def as_root(box: Sandbox) -> dict[str, Any]:
     """Who may change an image's own files: root inside, or the one user that there is."""
-    return {"user": "0"} if registry.load("container").probe().capabilities.users else {}
+    return {"user": "0"} if registry.load(box.info().engine).probe().capabilities.users else {}
 
 
-async def _diff(box: Any, text: bool, old: OldState | None) -> tuple[Change, ...]:
-    controller, sandbox_id = await box._holder()
-    name = (await controller.find(sandbox_id)).spec.image
-    image = ResolvedImage("host") if name == "host" else resolve(name, Home())
-    stream = await controller.open(sandbox_id, request(Op.CHANGES, (Tag.FLAGS, 0)))
-    found = await diff_of(stream, box.files, image, old, text=text, folders=[box.workdir])
+def diff(box: Sandbox, **options: Any) -> dict[str, Change]:
+    found = box.diff(**options).changes
     assert [change.path for change in found] == sorted(change.path for change in found)
-    return found
-
-
-def diff(box: Sandbox, *, text: bool = True, old: OldState | None = None) -> dict[str, Change]:
-    return {change.path: change for change in portal().call(_diff(box._inner, text, old))}
+    return {change.path: change for change in found}
 
 
 def shapes(found: dict[str, Change]) -> dict[str, Shape]:
     return {path: (item.kind, item.type, item.what) for path, item in found.items()}
-
-
-def bring(box: Sandbox, found: dict[str, Change], paths: str, to: Path, **options: Any) -> Applied:
-    all_of_it = Diff("image", tuple(found.values()))
-    return portal().call(apply(box._inner.files, all_of_it, [paths], to, **options))
 
 
 def test_a_fresh_sandbox_has_no_changes(box: Sandbox, rooted: Sandbox) -> None:
@@ -128,7 +108,7 @@ def test_what_commands_do_is_told(box: Sandbox) -> None:
 
 
 def test_what_is_done_to_the_runtimes_own_files_is_told(box: Sandbox) -> None:
-    box.run("echo bob:x:1001:1001::/: >> /etc/passwd && rm /etc/nsswitch.conf", check=True, **as_root())
+    box.run("echo bob:x:1001:1001::/: >> /etc/passwd && rm /etc/nsswitch.conf", check=True, **as_root(box))
     found = diff(box)
     assert shapes(found) == {
         "/etc/nsswitch.conf": ("removed", "file", ()),
@@ -139,13 +119,13 @@ def test_what_is_done_to_the_runtimes_own_files_is_told(box: Sandbox) -> None:
 
 
 def test_what_is_done_to_the_hosts_programs_is_told_and_was_done_to_none_of_them(box: Sandbox) -> None:
-    if not box.run("test -w /usr/bin", **as_root()).ok:
+    if not box.run("test -w /usr/bin", **as_root(box)).ok:
         pytest.skip("the host's programs cannot be written in here: no ids are mapped")
     before = os.stat("/usr/bin/env")
     box.run(
         "mv /usr/bin/env /usr/bin/env2 && echo '#!/bin/sh' > /usr/bin/tool && chmod 755 /usr/bin/tool",
         check=True,
-        **as_root(),
+        **as_root(box),
     )
     found = diff(box)
     assert shapes(found) == {
@@ -158,7 +138,7 @@ def test_what_is_done_to_the_hosts_programs_is_told_and_was_done_to_none_of_them
 
 
 def test_what_is_done_to_an_image_is_told(rooted: Sandbox, image: Path) -> None:
-    files, root = rooted.files, as_root()
+    files, root = rooted.files, as_root(rooted)
     files.write("/data/text", "one\n2\nthree\n", **root)
     files.write("/data/end", "no newline\n", **root)
     files.write("/data/same", "same\n", **root)
@@ -195,59 +175,37 @@ def test_what_is_done_to_an_image_is_told(rooted: Sandbox, image: Path) -> None:
 
 
 def test_a_file_that_only_root_may_read_is_read(rooted: Sandbox) -> None:
-    if not as_root():
+    if not as_root(rooted):
         pytest.skip("there is one user only")
-    rooted.files.write("/secret", "for root\n", mode=0o600, **as_root())
+    rooted.files.write("/secret", "for root\n", mode=0o600, **as_root(rooted))
     with pytest.raises(PermissionError):
         rooted.files.read("/secret")
     assert "+for root\n" in str(diff(rooted)["/secret"].text)
 
 
-async def _stored(box: Any, file: Any) -> OldState:
-    controller, sandbox_id = await box._holder()
-    stream = await controller.open(sandbox_id, request(Op.CHANGES, (Tag.FLAGS, int(ChangesFlag.CONTENTS))))
-    while (piece := await stream.recv()) is not None:
-        file.write(piece.data)
-    await stream.result()
-    file.seek(0)
-    return await read_stored(file)
-
-
-def test_a_diff_against_a_stored_state_and_against_another_sandbox(box: Sandbox, tmp_path: Path) -> None:
+def test_a_diff_against_a_snapshot(box: Sandbox) -> None:
     box.run(
         "echo old > edited && echo same > kept && echo x > gone && truncate -s 1M sparse && echo tail >> sparse &&"
         " ln kept linked && mkdir d && echo y > d/f",
         check=True,
     )
-    with (tmp_path / "changes").open("w+b") as file:
-        old = portal().call(_stored(box._inner, file))
-        assert diff(box, old=old) == {}
-        box.run("echo new > edited && rm -r gone d && cp sparse s2 && mv s2 sparse && chmod 700 kept", check=True)
-        found = diff(box, old=old)
-    expected: dict[str, Shape] = {
+    snapshot = box.snapshot("base")
+    found = box.diff("base")
+    assert (found.against, found.changes) == (snapshot.id, ())
+    box.run("echo new > edited && rm -r gone d && cp sparse s2 && mv s2 sparse && chmod 700 kept", check=True)
+    since = diff(box, against="base")
+    assert shapes(since) == {
         "/workspace/d": ("removed", "dir", ("f",)),
         "/workspace/edited": ("changed", "file", ("content",)),
         "/workspace/gone": ("removed", "file", ()),
         "/workspace/kept": ("changed", "file", ("mode",)),
         "/workspace/linked": ("changed", "file", ("mode",)),
     }
-    assert shapes(found) == expected
-    assert str(found["/workspace/edited"].text).endswith("-old\n+new\n")
-
-    with Sandbox(engine="container") as other:
-        other.run("echo other > edited && echo z > extra", check=True)
-        old = portal().call(_state(other._inner))
-        found = diff(box, old=old)
-    assert found["/workspace/extra"].kind == "removed"
-    assert str(found["/workspace/edited"].text).endswith("-other\n+new\n")
-    assert found["/workspace/sparse"].kind == "added"
+    assert str(since["/workspace/edited"].text).endswith("-old\n+new\n")
+    assert {change.kind for change in box.diff().changes} == {"added"}
 
 
-async def _state(box: Any) -> OldState:
-    controller, sandbox_id = await box._holder()
-    return await state_of(await controller.open(sandbox_id, request(Op.CHANGES, (Tag.FLAGS, 0))), box.files)
-
-
+@pytest.mark.parametrize("engine", ["container"], indirect=True)
 def test_an_agents_work_comes_back_into_a_repository(box: Sandbox, tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     (repo / "docs").mkdir(parents=True)
@@ -257,16 +215,13 @@ def test_an_agents_work_comes_back_into_a_repository(box: Sandbox, tmp_path: Pat
     (repo / "README").write_text("readme\n")
     box.upload(repo / "main.py", "/workspace/main.py")
     box.run("mkdir docs && echo old > docs/old.md && echo readme > README", check=True)
-    with (tmp_path / "changes").open("w+b") as file:
-        old = portal().call(_stored(box._inner, file))
-        box.run(
-            "echo 'print(2)' > main.py && mkdir -p pkg/sub && echo '#!/bin/sh' > pkg/sub/run &&"
-            " chmod 4755 pkg/sub/run && ln -s sub/run pkg/latest && ln -s /etc/passwd pkg/out &&"
-            " rm -r docs README && mkfifo pkg/pipe",
-            check=True,
-        )
-        found = diff(box, old=old, text=False)
-    done = bring(box, found, "/workspace", repo, delete=True)
+    box.snapshot("base")
+    box.run(
+        "echo 'print(2)' > main.py && mkdir -p pkg/sub && echo '#!/bin/sh' > pkg/sub/run && chmod 4755 pkg/sub/run &&"
+        " ln -s sub/run pkg/latest && ln -s /etc/passwd pkg/out && rm -r docs README && mkfifo pkg/pipe",
+        check=True,
+    )
+    done = box.apply("/workspace", to=repo, against="base", delete=True)
     assert done.written == ("main.py", "pkg", "pkg/latest", "pkg/sub", "pkg/sub/run")
     assert done.removed == ("README",)
     assert [path for path, _ in done.skipped] == ["docs", "pkg/out", "pkg/pipe"]
@@ -274,4 +229,4 @@ def test_an_agents_work_comes_back_into_a_repository(box: Sandbox, tmp_path: Pat
     assert stat.S_IMODE((repo / "pkg/sub/run").stat().st_mode) == 0o755
     assert (repo / "pkg/latest").read_text() == "#!/bin/sh\n"
     assert sorted(os.listdir(repo / "docs")) == ["new.md"]
-    assert bring(box, found, "/workspace", repo).written == ()
+    assert box.apply("/workspace", to=repo, against="base").written == ()

@@ -82,7 +82,7 @@ _trees = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_trees, _trees, st.integers(), st.booleans())
 def test_differences_from_the_image_are_what_they_are_by_definition(
     old: Tree, new: Tree, seed: int, complete: bool
@@ -94,7 +94,7 @@ def test_differences_from_the_image_are_what_they_are_by_definition(
     assert short(found) == sorted(differences(old, new))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_trees, _trees, _trees, st.integers(), st.booleans())
 def test_differences_from_a_snapshot_are_what_they_are_by_definition(
     image: Tree, old: Tree, new: Tree, seed: int, complete: bool
@@ -321,7 +321,7 @@ def test_a_very_deep_tree_needs_no_deep_stack() -> None:
     assert found[-1].path == f"/{path}/f"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_listing_or_a_protocol_error(data: bytes) -> None:
     for complete in (True, False):

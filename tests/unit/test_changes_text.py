@@ -56,7 +56,7 @@ def patched(old: str, new: str, diff: str) -> str:
     return "\n".join(out) + ("\n" if out and end_of_new else "")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(_texts, _texts, st.sampled_from([0, 5, 50, 10**6]))
 def test_a_diff_leads_from_the_old_text_to_the_new_one(old: str, new: str, steps: int) -> None:
     diff = unified("/f", old, new, Effort(steps))
