@@ -51,7 +51,7 @@ class Jail(WireClient):
     def __init__(self, engine: Engine, image: ResolvedImage, place: Path, **spec: Any) -> None:
         place.mkdir()
         name = "t" + uuid.uuid4().hex[:8]
-        request = StartRequest(name, SandboxSpec(user="root", **spec), image, place)
+        request = StartRequest(name, SandboxSpec(**{"user": "root", **spec}), image, place)
         self._runner = asyncio.Runner()
         self.instance = self._runner.run(engine.start(request))
         self.fields = list(hello_fields(self.instance, name))
