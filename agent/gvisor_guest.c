@@ -14,7 +14,8 @@
 
 bool agent_own_kernel;
 
-#define GROUPS "/.sloplet/groups"
+#define PLACE "/.sloplet"
+#define GROUPS PLACE "/groups"
 
 static int write_text(int folder, const char *name, const char *text)
 {
@@ -62,6 +63,11 @@ int gvisor_guest_main(int argc, char **argv)
     agent_own_kernel = true;
     if (argc > 1 && limit_processes(argv[1]) < 0) {
         dprintf(2, "sloplet-agent: no process limit: errno %d\n", errno);
+        return 1;
+    }
+    /* nobody is to write what the agent runs on, root inside neither: gVisor lets a running program be written */
+    if (mount("none", PLACE, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755") < 0) {
+        dprintf(2, "sloplet-agent: cannot cover itself: errno %d\n", errno);
         return 1;
     }
     return agent_main(0, 1);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "guest.h"
+#include "gvisor_guest.h"
 #include "loop.h"
 #include "memory.h"
 #include "ops.h"
@@ -90,7 +91,8 @@ void op_metrics(struct stream *s, const struct fields *f)
     fw_int(&w, TAG_MEMORY, memory);
     fw_int(&w, TAG_PIDS, pids);
     fw_int(&w, TAG_DISK_USED, (int64_t)((fs.f_blocks - fs.f_bfree) * fs.f_frsize));
-    fw_int(&w, TAG_DISK_TOTAL, (int64_t)(fs.f_blocks * fs.f_frsize));
+    /* gVisor does not know how large the file is that it keeps the disk in */
+    fw_int(&w, TAG_DISK_TOTAL, agent_own_kernel ? 0 : (int64_t)(fs.f_blocks * fs.f_frsize));
     fw_int(&w, TAG_UPTIME_MS, (now_ns() - guest.started) / MSEC);
     if (memory_kills() >= 0)
         fw_int(&w, TAG_COUNT, memory_kills());

@@ -40,6 +40,7 @@ class Capabilities:
     private_processes: bool = False  #: sees only its own processes
     shared_kernel: bool = True  #: a kernel bug is an escape
     users: bool = False  #: can run commands as several users (root among them)
+    echoes_controls: bool = True  #: a terminal shows the control characters that were typed as ^C and the like
     live_snapshots: bool = False
     disk_snapshots: bool = False
 

@@ -185,7 +185,7 @@ def decide_for_own_kernel(spec: SandboxSpec, machine: Machine, sandbox_id: str) 
     cpus, pinned = _cpus(limits, replace(machine, cgroup=replace(machine.cgroup, split=False)), sandbox_id)
     how = f"a group of gVisor's own kernel (and {PIDS_EXTRA} more for the agent's own)"
     pids = Guarantee("pids", True, how, str(limits.pids))
-    found = (cpus, _own_memory(limits, machine), _disk(limits, scratch), pids, _open_files(limits, machine))
+    found = (cpus, _own_memory(limits, machine), _own_disk(scratch), pids, _open_files(limits, machine))
     _refuse_weaker(found, spec, limits, namespaces=True)
     rlimits = ((resource.RLIMIT_NOFILE, min(machine.open_files, _KERNEL_FILES)), (resource.RLIMIT_CORE, 0))
     return Controls(found, limits, scratch, rlimits, pinned, limits.memory)
@@ -197,6 +197,12 @@ def _own_memory(limits: Limits, machine: Machine) -> Guarantee:
         most = f"cgroup v{machine.cgroup.version} memory with {OWN_KERNEL_MEMORY // _MIB} MiB more for gVisor itself"
         return Guarantee("memory", True, f"{most}; within it {inside}", size_text(limits.memory))
     return Guarantee("memory", False, f"{inside} ({machine.cgroup.reason})", size_text(limits.memory))
+
+
+def _own_disk(scratch: Scratch) -> Guarantee:
+    where = "an ext4 filesystem of its own in a sparse file" if scratch.kind == "ext4" else "a tmpfs: kept in memory"
+    how = f"gVisor keeps what is written in {where}; names and empty files count as gVisor's own memory"
+    return Guarantee("disk", True, how, size_text(scratch.size))
 
 
 def _refuse_weaker(found: Iterable[Guarantee], spec: SandboxSpec, limits: Limits, *, namespaces: bool) -> None:

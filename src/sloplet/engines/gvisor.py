@@ -75,6 +75,7 @@ class GvisorEngine:
             private_processes=True,
             shared_kernel=False,
             users=True,
+            echoes_controls=False,
             live_snapshots=True,
             disk_snapshots=False,
         )

@@ -87,8 +87,9 @@ class Minded(Jailed):
         self._end.add_done_callback(lambda _: verbs.close())
 
     def stats(self) -> HostStats:
-        """The host counts gVisor's threads, not the sandbox's processes."""
-        return replace(super().stats(), pids=None)
+        """The host counts gVisor's threads, not the sandbox's processes, and the agent ends what uses too much memory
+        before the host would."""
+        return replace(super().stats(), pids=None, oom_kills=None)
 
     async def bring_up(self, restore: int | None) -> None:
         """Start the sandbox's own kernel and in it the agent, or what was saved. Raises StartFailed."""

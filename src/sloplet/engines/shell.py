@@ -71,9 +71,9 @@ def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> li
     """The sandbox's own name, the shell, and the pivot."""
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(jail.hostname(request.spec, request.id))
-    shared = controls.limits.memory // 4
     limits = controls.limits
-    config = oci.encode(oci.config(open_files=limits.open_files, shared_memory=shared, pids=limits.pids + PIDS_EXTRA))
+    most = limits.pids + PIDS_EXTRA - 1  # the agent itself is in no group
+    config = oci.encode(oci.config(open_files=limits.open_files, shared_memory=limits.memory // 4, pids=most))
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
         *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
