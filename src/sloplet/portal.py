@@ -91,7 +91,8 @@ class Portal:
             while (item := self.call(step())) is not end:
                 yield item
         finally:
-            self.call(close())
+            if not self.loop.is_closed():
+                self.call(close())
 
     def stop(self) -> None:
         if self.thread.is_alive() and self.pid == os.getpid():

@@ -225,6 +225,7 @@ class Runtime:
         # It was dead or paused, or just died: its record goes now, and all that was saved of it.
         record = await self.on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
         if record is not None and record.info.state in ("dead", "paused"):
+            await self.delete_saved(sandbox_id)
             await self.on_state(lambda: self.forget(record.owner, record.info.id))
 
     # -- live state: see timeline.py ---------------------------------------------------
@@ -484,12 +485,13 @@ class Runtime:
             if died and self.holder == "keeper":
                 self.store.mark_dead(sandbox_id, reason, disown=True)
             else:
-                self.saved.delete_of_sandbox(sandbox_id)
                 self.store.remove(sandbox_id)
 
         try:
             # Should this fail (a failing disk), the record stays for the reaper, and nobody waits for us in vain.
             await self._stop(live, dead_error(live.info, reason or "it was closed"))
+            if not (died and self.holder == "keeper"):
+                await self.delete_saved(sandbox_id)
             await self.on_state(finish)
         except OSError as error:
             if isinstance(error, SlopletError):
@@ -511,6 +513,10 @@ class Runtime:
         if live is not None and not live.ending:
             live.ending = True
             self.background(self._end(live, "expired", reason="its time to live was over"))
+
+    async def delete_saved(self, sandbox_id: str) -> None:
+        """All that was saved of it. Whoever has some of it open (a fork) is waited for, and may need the state."""
+        await self.off_loop(lambda: self.saved.delete_of_sandbox(sandbox_id))
 
     def forget(self, owner: str, sandbox_id: str) -> None:
         if owner:

@@ -75,17 +75,21 @@ class Branches(Sleeping):
         """Keep a point to go back to, where the settings ask for it."""
         argv = [part.decode("utf-8", "replace") for part in request.all(Tag.ARGV)]
         note = (argv[2] if len(argv) == 3 and argv[1] == "-c" else " ".join(argv))[:_NOTE]
-        return await self._whole(self._undo_point(live.info.id, note))
+        sandbox_id = live.info.id
+        while not await self._whole(self._undo_point(sandbox_id, note)):
+            await self.awake(sandbox_id)  # somebody was quicker
+        return await self.awake(sandbox_id)
 
-    async def _undo_point(self, sandbox_id: str, note: str) -> Live:
+    async def _undo_point(self, sandbox_id: str, note: str) -> bool:
+        """False: it does not run."""
         runtime = self._runtime
         async with self.turn(sandbox_id):
             live = runtime.held_live(sandbox_id)
             if live is None:
-                raise runtime.not_held(sandbox_id)
+                return False
             await self._save(live, "undo", note=note)
             await runtime.off_loop(lambda: runtime.saved.prune_undo(sandbox_id, live.spec.undo))
-        return live
+        return True
 
     async def undo(self, sandbox_id: str, steps: int) -> Snapshot:
         runtime = self._runtime

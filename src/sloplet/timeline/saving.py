@@ -74,7 +74,7 @@ class Saving:
         try:
             yield Origin(engine, image_of(opened), snapshot.spec, opened, snapshot_id)
         finally:
-            await runtime.off_loop(opened.close)
+            opened.close()  # here and now: who deletes it may wait for this in every thread there is
 
     # -- standing still, and saving ------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Saving:
                 format=live.engine.state_format(),
                 image=image_facts(live.image),
                 name=name,
-                parent=live.info.head,
+                parent=runtime.store.find(live.info.id).head,  # what it descended from may be deleted
                 note=note,
                 spec=live.spec,
             )

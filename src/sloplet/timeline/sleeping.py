@@ -94,10 +94,10 @@ class Sleeping(Saving):
                 await live.gate.wait()
             elif live is not None and not live.ending:
                 return live
-            elif live is not None or not await self._asleep(sandbox_id):
-                raise runtime.not_held(sandbox_id)
-            else:
+            elif live is None and await self._asleep(sandbox_id):
                 await self.resume(sandbox_id)
+            elif runtime.find_live(sandbox_id) is live:  # else somebody has just woken it
+                raise runtime.not_held(sandbox_id)
 
     async def _asleep(self, sandbox_id: str) -> bool:
         """Whether it can go on from something that was saved (or somebody is about to make it)."""
@@ -124,7 +124,8 @@ class Sleeping(Saving):
         if before.state not in ("paused", "dead") or before.saved is None:
             raise runtime.not_held(sandbox_id, before)
         if before.expires_at is not None and before.expires_at <= time.time():
-            await runtime.kill(sandbox_id)
+            await runtime.delete_saved(sandbox_id)
+            await runtime.on_state(lambda: runtime.forget("", sandbox_id))
             raise SandboxNotFound(f"the sandbox {before.name or before.id} is gone: its time to live was over")
 
         def claim() -> tuple[str, SandboxInfo]:
@@ -137,16 +138,15 @@ class Sleeping(Saving):
                 raise
             return owner, info
 
+        def give_back() -> None:
+            runtime.home.remove_place(owner, sandbox_id)
+            runtime.store.unclaim(sandbox_id, before.state, before.reason)
+
         owner, info = await runtime.on_state(claim)
         try:
             async with self.saved(before.saved if back_to is None else back_to.id) as origin:
                 live = await runtime.bring_up(info, owner, origin, sandbox_id)
         except BaseException:
-
-            def give_back() -> None:
-                runtime.home.remove_place(owner, sandbox_id)
-                runtime.store.unclaim(sandbox_id, before.state, before.reason)
-
             await asyncio.shield(runtime.on_state(give_back))
             raise
         recovered = before.saved_at if before.state == "dead" and back_to is None else None
@@ -160,11 +160,17 @@ class Sleeping(Saving):
             recovered_from=recovered,
         )
         runtime.install(live)
-        await runtime.on_state(
-            lambda: runtime.store.mark_resumed(
-                sandbox_id, workdir=live.info.workdir, recovered_from=recovered, keep_saved=keep
+        try:
+            await runtime.on_state(
+                lambda: runtime.store.mark_resumed(
+                    sandbox_id, workdir=live.info.workdir, recovered_from=recovered, keep_saved=keep
+                )
             )
-        )
+        except BaseException:
+            if not live.ending:  # nobody killed it: it goes on sleeping
+                await asyncio.shield(runtime.put_away(live, _paused(live.info)))
+                await asyncio.shield(runtime.on_state(give_back))
+            raise
         if back_to is not None:
             await self._set_head(sandbox_id, live, live.info.head)
         if not keep:
