@@ -91,6 +91,7 @@ CURVE_SIZES = (16, 64, 256, 1024)  # MiB of memory touched
 CURVES = {
     "snapshot": "live snapshot",
     "restore": "restore to first result",
+    "checked": "restore, checked anew",
     "pause": "pause",
     "resume": "resume, to first result",
     "fork": "fork(1)",

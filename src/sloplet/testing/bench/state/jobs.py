@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ....controller import Snapshot
 from ....sync import Sandbox
 from ..measures import must
 from .ours import Ours, close_all, digest_now, first_result, first_results
@@ -66,6 +67,16 @@ def restores(bench: Bench, template: str, image: Image, prefix: str) -> dict[str
             bench.raw.end(box)
 
     return {OURS: ours, RAW: by_hand}
+
+
+def checked_anew(bench: Bench, template: Snapshot, restoring: Job, metric: str) -> Job:
+    """The same restore, to its first result, as the first one of a process."""
+
+    def job() -> dict[str, float]:
+        bench.ours.forget_checks(template)
+        return {metric: restoring()["restore.result"]}
+
+    return job
 
 
 def forks(bench: Bench, box: Sandbox, image: Image, count: int, prefix: str) -> dict[str, Job]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ....controller import Snapshot
 from ....errors import SlopletError
 from ....portal import portal
 from ....runtime import Runtime
@@ -49,6 +51,11 @@ class Ours:
         word, _, digest = said.strip().partition(" ")
         must(word == "ready", f"the process that is to hold memory said {said[:200]!r}")
         return box, digest
+
+    def forget_checks(self, snapshot: Snapshot) -> None:
+        """A state is hashed once in a process for as long as its files look the same: let them look newer."""
+        for file in (self.runtime.home.snapshots / snapshot.id).iterdir():
+            os.utime(file)
 
     def wait_for_pool(self, box: Sandbox) -> None:
         """Until as many are ready as its settings ask for."""

@@ -21,6 +21,7 @@ class LivePlan:
     rounds: int = 10
     only: tuple[str, ...] = ()
     quick: bool = False
+    warmup: int = 1
     copies: int = 10
     pool: int = 2
     held: int = 200  #: MiB of the process that is paused
@@ -37,7 +38,7 @@ class LivePlan:
 
 def quick_plan(only: tuple[str, ...] = (), rounds: int = 2) -> LivePlan:
     """To see that it works: its numbers are not for quoting."""
-    return LivePlan(rounds=rounds, only=only, quick=True, copies=2, pool=1, held=16, sizes=CURVE_SIZES[:1])
+    return LivePlan(rounds=rounds, only=only, quick=True, warmup=0, copies=2, pool=1, held=16, sizes=CURVE_SIZES[:1])
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Bench:
     python: str | None  #: inside; None: there is none
     engines: tuple[str, ...]  #: whose pools are measured
 
-    def in_turns(self, jobs: Mapping[str, Job], rounds: int, warmup: int = 1) -> None:
+    def in_turns(self, jobs: Mapping[str, Job], rounds: int, *, warm: bool = True) -> None:
         """Each job ``rounds`` times, in turns; a metric's subject is the job's name."""
         for job in jobs.values():
-            for _ in range(warmup):
+            for _ in range(self.plan.warmup if warm else 0):
                 job()
         with no_gc():
             for name in turns(dict.fromkeys(jobs, rounds)):

@@ -13,7 +13,16 @@ from .plan import OURS, RAW
 _WIDTH, _HEIGHT = 760, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 230, 46, 52
 #: By curve; told apart also by those who do not see colours: runsc's are dashed, and every line is labelled.
-_COLOURS = {"snapshot": "#1b6ca8", "restore": "#c8553d", "pause": "#5b8e3e", "resume": "#8e5ba6", "fork": "#b8860b"}
+_COLOURS = {
+    "snapshot": "#1b6ca8",
+    "restore": "#c8553d",
+    "checked": "#e8a08f",
+    "pause": "#5b8e3e",
+    "resume": "#8e5ba6",
+    "fork": "#b8860b",
+}
+
+_SHORT = {"restore": "restore", "resume": "resume"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ def curves(data: dict[str, Any]) -> list[Curve]:
                 if (f"curve.{name}_{size}", subject) in found
             )
             if points:
+                title = _SHORT.get(name, title)
                 label = title if subject == OURS else f"runsc {'checkpoint' if name == 'snapshot' else name}"
                 made.append(Curve(label, _COLOURS[name], subject == RAW, points))
     return made

@@ -24,7 +24,7 @@ def snapshot(bench: Bench, say: Say) -> None:
     raw = bench.raw.start(guests.answerer())
     with bench.ours.box() as box:
         first_result(box)
-        bench.in_turns(jobs.snapshots(bench, box, raw, "snapshot.time"), bench.plan.many, warmup=2)
+        bench.in_turns(jobs.snapshots(bench, box, raw, "snapshot.time"), bench.plan.many)
         with _saved(bench, box) as image:
             bench.report.add("snapshot.disk", RAW, _size(image.folder))
         bench.report.add("snapshot.disk", OURS, box.snapshot().bytes / MIB)
@@ -58,7 +58,9 @@ def fork(bench: Bench, say: Say) -> None:
 
 def pool(bench: Bench, say: Say) -> None:
     claiming = {engine: jobs.claims(bench.ours, engine, bench.plan.pool) for engine in bench.engines}
-    bench.in_turns(claiming, bench.plan.many)  # the first of each starts its pool
+    for job in claiming.values():
+        job()  # the first starts the pool
+    bench.in_turns(claiming, bench.plan.many)
 
 
 def pause(bench: Bench, say: Say) -> None:
@@ -130,17 +132,19 @@ def _curve_at(bench: Bench, python: str, size: int) -> None:
     raw = bench.raw.start(guests.answerer(python, size), holds=True)
     box, digest = bench.ours.holding(python, size)
     with box:
-        bench.in_turns(jobs.snapshots(bench, box, raw, f"curve.snapshot_{size}"), rounds, warmup=0)
+        bench.in_turns(jobs.snapshots(bench, box, raw, f"curve.snapshot_{size}"), rounds, warm=False)
         image = bench.raw.checkpoint(raw)
         bench.raw.end(raw)
         template = box.template(f"bench-{size}")
         restores = jobs.restores(bench, f"bench-{size}", image, "restore")
-        bench.in_turns({name: jobs.only(job, named) for name, job in restores.items()}, rounds, warmup=0)
+        bench.in_turns({name: jobs.only(job, named) for name, job in restores.items()}, rounds, warm=False)
+        checked = jobs.checked_anew(bench, template, restores[OURS], f"curve.checked_{size}")
+        bench.in_turns({OURS: checked}, rounds, warm=False)
         box.delete_snapshot(template, force=True)
         image.remove()
         copying = jobs.forks(bench, box, image, 1, "fork")[OURS]
-        bench.in_turns({OURS: jobs.only(copying, named)}, rounds, warmup=0)
-        bench.in_turns({OURS: jobs.only(jobs.pausing(box, digest, "pause"), named)}, rounds, warmup=0)
+        bench.in_turns({OURS: jobs.only(copying, named)}, rounds, warm=False)
+        bench.in_turns({OURS: jobs.only(jobs.pausing(box, digest, "pause"), named)}, rounds, warm=False)
         must(digest_now(box) == digest, "the memory that was saved so often is not what it was")
 
 
