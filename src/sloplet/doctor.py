@@ -8,12 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .engines.base import Probe
-from .errors import SlopletError
+from .errors import EngineError, SlopletError
 from .setup.facts import Facts
 from .setup.plan import plan, runsc_is_good, subids_fix, userns_fix
+
+if TYPE_CHECKING:
+    from .sandbox import AsyncSandbox
 
 _LATER = "the engine arrives in a later release"
 _MIB = 2**20
@@ -35,18 +38,33 @@ class Check:
 
 @dataclass(frozen=True)
 class Proof:
-    """A sandbox was started, ran a command, and ended: how long that took; or why it did not."""
+    """A sandbox was started, ran a command, and ended: how long that took; or why it did not. Where the engine can save
+    running processes it was also saved (None: it cannot), and a copy went on from there."""
 
     start_ms: float = 0.0
     run_ms: float = 0.0
     stop_ms: float = 0.0
     error: str = ""
+    save_ms: float | None = None
+    restore_ms: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "ok": not self.error, "start_ms": round(self.start_ms, 1), "run_ms": round(self.run_ms, 1),
-            "stop_ms": round(self.stop_ms, 1), "error": self.error,
+            "stop_ms": round(self.stop_ms, 1), "error": self.error, "save_ms": _rounded(self.save_ms),
+            "restore_ms": _rounded(self.restore_ms),
         }  # fmt: skip
+
+    def describe(self) -> str:
+        """The times in a sentence."""
+        saved = ""
+        if self.save_ms is not None and self.restore_ms is not None:
+            saved = f"saved in {self.save_ms:.0f} ms, restored in {self.restore_ms:.0f} ms, "
+        return f"started in {self.start_ms:.0f} ms, a command in {self.run_ms:.0f} ms, {saved}gone in {self.stop_ms:.0f} ms"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 @dataclass(frozen=True)
@@ -247,18 +265,23 @@ def _kvm(facts: Facts) -> Check:
     return Check("kvm", "ok", "/dev/kvm is usable and the CPU virtualises", why)
 
 
-async def prove(engine: str) -> Proof:
-    """Start a sandbox on that engine, run a command, end it."""
+async def prove(engine: str, *, saves: bool = False) -> Proof:
+    """Start a sandbox on that engine, run a command, end it. ``saves``: save it too, and let a copy go on."""
     from .sandbox import AsyncSandbox
 
+    save: float | None = None
+    restore: float | None = None
     began = time.perf_counter()
     try:
         box = AsyncSandbox(engine=engine)
         await box.start()
         try:
             started = time.perf_counter()
-            result = await box.run(["/bin/sh", "-c", "echo sloplet"], timeout=20)
+            result = await box.run(["/bin/sh", "-c", "echo sloplet | tee proof"], timeout=20)
             ran = time.perf_counter()
+            if saves:
+                save, restore = await _prove_saving(box)
+            closing = time.perf_counter()
         finally:
             await box.close()
         ended = time.perf_counter()
@@ -266,4 +289,21 @@ async def prove(engine: str) -> Proof:
         return Proof(error=str(error))
     if result.stdout != "sloplet\n":
         return Proof(error=f"a command in it failed: {result.describe()}: {result.stderr.strip()[:200]}")
-    return Proof((started - began) * 1000, (ran - started) * 1000, (ended - ran) * 1000)
+    times = ((started - began) * 1000, (ran - started) * 1000, (ended - closing) * 1000)
+    return Proof(*times, save_ms=save, restore_ms=restore)
+
+
+async def _prove_saving(box: AsyncSandbox) -> tuple[float, float]:
+    """Milliseconds of a snapshot, and of a copy that goes on from it. Raises EngineError if the copy is not one."""
+    began = time.perf_counter()
+    snapshot = await box.snapshot()
+    saved = time.perf_counter()
+    (copy,) = await box.fork(1, snapshot=snapshot)
+    try:
+        restored = time.perf_counter()
+        result = await copy.run(["cat", "proof"], timeout=20)
+    finally:
+        await copy.close()
+    if result.stdout != "sloplet\n":
+        raise EngineError(f"a restored copy is not whole: {result.describe()}: {result.stderr.strip()[:200]}")
+    return (saved - began) * 1000, (restored - saved) * 1000

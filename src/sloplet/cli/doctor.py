@@ -50,7 +50,7 @@ def examine(proof: bool) -> Report:
     if proof:
         for name, probe in probes.items():
             if probe.available:
-                proofs[name] = asyncio.run(prove(name))
+                proofs[name] = asyncio.run(prove(name, saves=probe.capabilities.live_snapshots))
     try:
         auto = registry.choose(SandboxSpec.make()).name
     except SlopletError:
@@ -86,9 +86,7 @@ def _show(report: Report) -> None:
         state = {"works": "works", "available": "available", "broken": "does not work", "missing": "not available"}
         line(rung.state, rung.engine, state.get(rung.state, rung.reason))
         if rung.proof is not None and not rung.proof.error:
-            times = rung.proof
-            below("proof", f"started in {times.start_ms:.0f} ms, a command in {times.run_ms:.0f} ms, "
-                           f"gone in {times.stop_ms:.0f} ms")  # fmt: skip
+            below("proof", rung.proof.describe())
         if rung.state in ("broken", "missing"):
             below("why", rung.reason or "unknown")
         if rung.state != "works":

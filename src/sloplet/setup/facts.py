@@ -18,6 +18,7 @@ from pathlib import Path
 from ..errors import SlopletError
 from ..state.home import Home
 from . import tools
+from .runsc import find as find_runsc
 
 _CLONE_NEWUSER, _CLONE_NEWNS = 0x10000000, 0x00020000
 _MANAGERS = ("apt-get", "dnf", "pacman", "zypper", "apk")
@@ -71,7 +72,7 @@ def gather(home: Home | None = None) -> Facts:
     known = machine()
     release = _os_release()
     subids = min((known.subuid or (0, 0))[1], (known.subgid or (0, 0))[1])
-    runsc = tools.find_tool("runsc", home)
+    runsc = find_runsc(home)
     qemu = tools.find_tool(f"qemu-system-{known.arch}", home)
     agent, agent_problem = _agent()
     home_problem, home_free = _home(home)
@@ -99,8 +100,8 @@ def gather(home: Home | None = None) -> Facts:
         kvm_device=os.path.exists("/dev/kvm"),
         kvm_usable=os.access("/dev/kvm", os.R_OK | os.W_OK),
         kvm_cpu=cpu_virtualises(_read("/proc/cpuinfo"), known.arch),
-        runsc=str(runsc or ""),
-        runsc_date=tools.runsc_date(tools.version_text(runsc)) if runsc else None,
+        runsc=str(runsc.path) if runsc else "",
+        runsc_date=runsc.date if runsc else None,
         qemu=str(qemu or ""),
         qemu_version=_first_line(tools.version_text(qemu)) if qemu else "",
         vm_kernel=_vm_kernel(home),
