@@ -60,7 +60,8 @@ class Proof:
         saved = ""
         if self.save_ms is not None and self.restore_ms is not None:
             saved = f"saved in {self.save_ms:.0f} ms, restored in {self.restore_ms:.0f} ms, "
-        return f"started in {self.start_ms:.0f} ms, a command in {self.run_ms:.0f} ms, {saved}gone in {self.stop_ms:.0f} ms"
+        first = f"started in {self.start_ms:.0f} ms, a command in {self.run_ms:.0f} ms"
+        return f"{first}, {saved}gone in {self.stop_ms:.0f} ms"
 
 
 def _rounded(value: float | None) -> float | None:
