@@ -142,6 +142,7 @@ class FakeEngine:
                 private_processes=True,
                 shared_kernel=True,
                 users=True,
+                disk_snapshots=True,
             ),
         )
 

@@ -14,6 +14,7 @@ from ...wire.fields import Fields, encode_record
 from ...wire.mux import AgentMux, AgentStream
 from ...wire.schema import ExecFlag, FileType, Op, Tag
 from .builtins import sh
+from .changes import Changes
 from .fileops import FileOps
 from .jobs import Follower, Job, Output, Terminal, TerminalFile, feed_stdin, new_follower, obey
 from .kernel import DEFAULT_PATH, Kernel, Program, start
@@ -24,6 +25,7 @@ from .vfs import EXECUTE, ROOT, Cred, Node, Vfs, fail
 
 _KEPT_JOBS = 256
 _DEFAULT_RING = 262144
+_GENERATION = "/run/sloplet/generation"
 
 
 class _Refused(Exception):
@@ -51,12 +53,13 @@ class FakeAgent:
         self.jobs: dict[int, Job] = {}
         self.next_job = 1
         self.files: FileOps | None = None
+        self.changes: Changes | None = None
         self.greeted = asyncio.Event()
         self.gone = asyncio.Event()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loop = asyncio.get_running_loop()
         self.mux = AgentMux(fd, fd, self.accept, on_lost=lambda error: self.stop())
-        self.ending = False
+        self.ending = self.frozen = False
         self._background(self.greet())
 
     # -- life --------------------------------------------------------------------------
@@ -84,7 +87,12 @@ class FakeAgent:
                 node.uid, node.gid = self.user.uid, self.user.gid
         lines = [f"{c.name}:x:{c.uid}:{c.gid}::{c.home}:/bin/sh\n" for c in self.kernel.users.values()]
         vfs.publish("/etc/passwd", "/", ROOT, "".join(lines).encode(), 0o644)
+        if Tag.GENERATION in hello:
+            vfs.mkdir("/run/sloplet", "/", ROOT, parents=True)
+            vfs.publish(_GENERATION, "/", ROOT, f"1 {hello.text(Tag.GENERATION)}\n".encode(), 0o644)
+            self.env["SLOPLET_GENERATION_FILE"] = _GENERATION
         vfs.used = 0
+        self.changes = Changes(vfs, self.workdir)
         self.files = FileOps(self.kernel, self.workdir, self.user)
         self.greeted.set()
         self.mux.hello(Fields((Tag.PID, 1), (Tag.UID, self.user.uid), (Tag.FEATURES, 0)))
@@ -148,6 +156,8 @@ class FakeAgent:
             for task in (work, reset):
                 task.cancel()
         stream.close(closing)
+        if self.frozen:
+            self.mux.hold()
 
     @staticmethod
     def _outlives(stream: AgentStream) -> bool:
@@ -180,7 +190,30 @@ class FakeAgent:
             self.loop.call_later(0.01, self.stop)
             return Fields()
         assert self.files is not None
+        assert self.changes is not None
+        if op == Op.FREEZE:
+            return self.freeze()
+        if op == Op.THAW:
+            return self.thaw()
+        if op == Op.CHANGES:
+            return await self.changes.tell(stream, request)
+        if op == Op.UNPACK:
+            return await self.changes.unpack(stream, request)
         return await self.files.answer(stream, request, self.who(request))
+
+    def freeze(self) -> Fields:
+        """Nothing is ever stopped here, but the agent falls silent as the real one does."""
+        if self.frozen:
+            raise fail(errno.EBUSY, "the sandbox was frozen already")
+        self.frozen = True
+        return Fields((Tag.COUNT, len(self.kernel.procs)), (Tag.PIDS, 0))
+
+    def thaw(self) -> Fields:
+        if not self.frozen:
+            raise fail(errno.EINVAL, "the sandbox is not frozen")
+        self.frozen = False
+        self.mux.let_go()
+        return Fields((Tag.COUNT, len(self.kernel.procs)))
 
     def who(self, request: Fields) -> Cred:
         if Tag.USER not in request:
@@ -330,7 +363,8 @@ _KNOWN: dict[int, set[Tag]] = {
     Op.FORGET: {_T.PID}, Op.READ: {_T.OFFSET, _T.LENGTH}, Op.WRITE: {_T.MODE, _T.FLAGS}, Op.LIST: {_T.FLAGS, _T.DEPTH},
     Op.STAT: {_T.FLAGS}, Op.MKDIR: {_T.MODE, _T.FLAGS}, Op.REMOVE: {_T.FLAGS}, Op.MOVE: {_T.PATH2, _T.FLAGS},
     Op.CHMOD: {_T.MODE}, Op.CHOWN: {_T.OWNER}, Op.SYMLINK: {_T.PATH2}, Op.WATCH: {_T.FLAGS}, Op.METRICS: set(),
-    Op.SHUTDOWN: {_T.TIMEOUT_MS},
+    Op.SHUTDOWN: {_T.TIMEOUT_MS}, Op.FREEZE: {_T.TIMEOUT_MS}, Op.THAW: set(), Op.CHANGES: {_T.PATH, _T.FLAGS},
+    Op.UNPACK: {_T.PATH},
 }  # fmt: skip
 
 
