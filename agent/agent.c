@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "freeze.h"
 #include "guest.h"
 #include "loop.h"
 #include "memory.h"
@@ -214,7 +215,9 @@ static void run(void)
         }
         if (reap_more)
             reap_more = proc_reap();
-        next = earlier(earlier(proc_timers(now), memory_timer(now)), earlier(watch_timers(now), shutdown_timer(now)));
+        next = earlier(watch_timers(now), shutdown_timer(now));
+        if (!freeze_serving())
+            next = earlier(next, earlier(proc_timers(now), memory_timer(now)));
         busy = wire_busy();
         if (!wire_turn()) /* last: it flushes what all the others queued */
             return;

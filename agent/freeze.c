@@ -23,6 +23,7 @@
 
 static struct proctab asleep; /* who was stopped before we came: entries with `in` */
 static int64_t since;
+static bool serving; /* frozen, but the wire is not held */
 static bool thawing; /* since the THAW was seen, until it is answered in its turn */
 static int woken;
 
@@ -198,22 +199,30 @@ void freeze_end(bool thaw_follows)
     woken = wake_everyone();
     proc_postpone(now_ns() - since);
     thawing = thaw_follows;
+    serving = false;
     wire_hold(false);
+}
+
+bool freeze_serving(void)
+{
+    return serving;
 }
 
 void op_freeze(struct stream *s, const struct fields *f)
 {
-    int64_t limit = fields_int(f, TAG_TIMEOUT_MS, DEFAULT_LIMIT / MSEC);
+    int64_t limit = fields_int(f, TAG_TIMEOUT_MS, DEFAULT_LIMIT / MSEC), flags;
     uint8_t buf[32];
     struct fw w = {buf, 0, sizeof buf, false};
     int running, still = 0;
 
+    if (!want_flags(s, f, FREEZE_FLAG_SERVE, &flags))
+        return;
     if (limit < 0 || limit > LONGEST_LIMIT / MSEC) {
         stream_fail(s, EINVAL, NULL, "a time limit out of range");
         return;
     }
-    if (thawing || shutdown_begun()) {
-        stream_fail(s, EBUSY, NULL, thawing ? "the sandbox was frozen already" : "the sandbox is shutting down");
+    if (thawing || serving || shutdown_begun()) {
+        stream_fail(s, EBUSY, NULL, thawing || serving ? "the sandbox was frozen already" : "the sandbox is shutting down");
         return;
     }
     running = stop_everyone(limit * MSEC, &still);
@@ -226,7 +235,9 @@ void op_freeze(struct stream *s, const struct fields *f)
     fw_int(&w, TAG_PIDS, running);
     stream_close(s, &w);
     since = now_ns();
-    wire_hold(true);
+    serving = flags & FREEZE_FLAG_SERVE;
+    if (!serving)
+        wire_hold(true);
 }
 
 /* The processes go on as soon as THAW is seen (wire.c); here it has its turn among what was asked before it. */
@@ -236,6 +247,8 @@ void op_thaw(struct stream *s, const struct fields *f)
     struct fw w = {buf, 0, sizeof buf, false};
 
     (void)f;
+    if (serving)
+        freeze_end(true);
     if (!thawing) {
         stream_fail(s, EINVAL, NULL, "the sandbox is not frozen");
         return;

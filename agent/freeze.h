@@ -9,6 +9,9 @@
  * no deadline has come nearer meanwhile, and the wire is served again. `thaw_follows`: a THAW is among what is read next. */
 void freeze_end(bool thaw_follows);
 
+/* Frozen by FREEZE with SERVE: nobody runs and no timer of a process does, but the wire is served. */
+bool freeze_serving(void);
+
 void op_freeze(struct stream *s, const struct fields *f);
 void op_thaw(struct stream *s, const struct fields *f);
 

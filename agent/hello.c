@@ -207,7 +207,7 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
         make_folder(u.home, &u);
     stir(&f);
     baseline_take();
-    if (wire_held()) /* a restored copy: it is someone else by now, and may go on */
+    if (wire_held() || freeze_serving()) /* a restored copy: it is someone else by now, and may go on */
         freeze_end(false);
     fw_int(&w, TAG_PID, guest.self);
     fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);

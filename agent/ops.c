@@ -33,7 +33,7 @@ static const struct op {
     {OP_WATCH, B(PATH) | B(FLAGS) | B(USER), B(PATH), op_watch},
     {OP_METRICS, 0, 0, op_metrics},
     {OP_SHUTDOWN, B(TIMEOUT_MS), 0, op_shutdown},
-    {OP_FREEZE, B(TIMEOUT_MS), 0, op_freeze},
+    {OP_FREEZE, B(TIMEOUT_MS) | B(FLAGS), 0, op_freeze},
     {OP_THAW, 0, 0, op_thaw},
     {OP_CHANGES, B(PATH) | B(FLAGS), 0, op_changes},
     {OP_UNPACK, B(PATH), 0, op_unpack},
@@ -63,6 +63,8 @@ void op_dispatch(struct stream *s, const uint8_t *payload, uint32_t n)
         stream_fail(s, error, NULL, "bad request: %s", why);
     else if ((f.have & op->needed) != op->needed)
         stream_fail(s, EINVAL, NULL, "bad request: a needed field is missing");
+    else if (op->number == OP_EXEC && freeze_serving())
+        stream_fail(s, EBUSY, NULL, "the sandbox is frozen");
     else
         op->run(s, &f);
 }

@@ -190,6 +190,10 @@ enum {
 };
 
 enum {
+    FREEZE_FLAG_SERVE = 1,
+};
+
+enum {
     CHANGES_FLAG_CONTENTS = 1,
 };
 

@@ -213,7 +213,7 @@ _PREFIXES = {
     "MKDIR_FLAG_": schema.MkdirFlag, "REMOVE_FLAG_": schema.RemoveFlag, "MOVE_FLAG_": schema.MoveFlag,
     "WATCH_FLAG_": schema.WatchFlag, "WATCH_MASK_": schema.WatchMask, "CTRL_": schema.CtrlKind,
     "FILE_TYPE_": schema.FileType, "CHANGES_FLAG_": schema.ChangesFlag, "LISTING_FLAG_": schema.ListingFlag,
-    "CHANGE_FLAG_": schema.ChangeFlag,
+    "CHANGE_FLAG_": schema.ChangeFlag, "FREEZE_FLAG_": schema.FreezeFlag,
 }  # fmt: skip
 
 

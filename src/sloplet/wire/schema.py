@@ -208,6 +208,10 @@ class FileType(IntEnum):
     REMOVED = 4
 
 
+class FreezeFlag(IntFlag):
+    SERVE = 1
+
+
 class ChangesFlag(IntFlag):
     CONTENTS = 1
 

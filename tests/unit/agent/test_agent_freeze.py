@@ -17,7 +17,7 @@ import pytest
 from agent_helpers import INIT, Marker, can, connect, daemon, eventually
 
 from agentclient import AGENT, AgentClient, Answer, encode, frame
-from sloplet.wire.schema import VERSION, ExecFlag, FrameType, HelloFlag, Op, Tag
+from sloplet.wire.schema import VERSION, ExecFlag, FrameType, FreezeFlag, HelloFlag, Op, Tag
 
 pytestmark = pytest.mark.anyone
 
@@ -158,6 +158,30 @@ def test_what_is_asked_meanwhile_is_served_after_the_thaw_in_its_order(box: Agen
     assert twice.error == errno.EBUSY
     assert thaw.closed[Tag.COUNT] == 0
     assert box.call(Op.THAW).error == errno.EINVAL
+
+
+def test_frozen_but_served(box: AgentClient, mark: Marker, tmp_path: Path) -> None:
+    """For a look at the files at one moment."""
+    count = tmp_path / "count"
+    busy = box.spawn(
+        f"i=0; while :; do i=$((i+1)); echo $i > {count}; done; : {mark.text}", (Tag.TIMEOUT_MS, 3_600_000)
+    )
+    box.started(busy)
+    eventually(count.exists)
+    assert box.call(Op.FREEZE, (Tag.FLAGS, FreezeFlag.SERVE)).closed[Tag.COUNT] == 1
+    box.ping()
+    told = [box.call(Op.CHANGES, (Tag.PATH, str(tmp_path)), (Tag.FLAGS, 1)).out for _ in range(3)]
+    assert told[0] == told[1] == told[2]
+    assert _states(mark) == {"T"}
+    assert box.run("echo no").error == errno.EBUSY
+    assert box.call(Op.FREEZE).error == errno.EBUSY
+    assert box.call(Op.THAW).closed[Tag.COUNT] == 1
+    before = count.read_bytes()
+    eventually(lambda: count.read_bytes() not in (before, b""), "the count goes on")
+    box.call(Op.FREEZE, (Tag.FLAGS, FreezeFlag.SERVE))
+    _again(box)
+    assert "T" not in _states(mark)
+    assert box.call(Op.FREEZE, (Tag.FLAGS, 2)).error == errno.EINVAL
 
 
 @pytest.mark.parametrize("limit", [-1, 60_001, 2**62])

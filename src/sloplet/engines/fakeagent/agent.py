@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ProtocolError, SlopletError
 from ...wire.fields import Fields, encode_record
 from ...wire.mux import AgentMux, AgentStream
-from ...wire.schema import ExecFlag, FileType, Op, Tag
+from ...wire.schema import ExecFlag, FileType, FreezeFlag, Op, Tag
 from .builtins import sh
 from .changes import Changes
 from .fileops import FileOps
@@ -59,7 +59,7 @@ class FakeAgent:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.loop = asyncio.get_running_loop()
         self.mux = AgentMux(fd, fd, self.accept, on_lost=lambda error: self.stop())
-        self.ending = self.frozen = False
+        self.ending = self.frozen = self.silent = False
         self._background(self.greet())
 
     # -- life --------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class FakeAgent:
             for task in (work, reset):
                 task.cancel()
         stream.close(closing)
-        if self.frozen:
+        if self.silent:
             self.mux.hold()
 
     @staticmethod
@@ -192,7 +192,7 @@ class FakeAgent:
         assert self.files is not None
         assert self.changes is not None
         if op == Op.FREEZE:
-            return self.freeze()
+            return self.freeze(bool(request.integer(Tag.FLAGS, 0) & FreezeFlag.SERVE))
         if op == Op.THAW:
             return self.thaw()
         if op == Op.CHANGES:
@@ -201,17 +201,17 @@ class FakeAgent:
             return await self.changes.unpack(stream, request)
         return await self.files.answer(stream, request, self.who(request))
 
-    def freeze(self) -> Fields:
+    def freeze(self, serves: bool) -> Fields:
         """Nothing is ever stopped here, but the agent falls silent as the real one does."""
         if self.frozen:
             raise fail(errno.EBUSY, "the sandbox was frozen already")
-        self.frozen = True
+        self.frozen, self.silent = True, not serves
         return Fields((Tag.COUNT, len(self.kernel.procs)), (Tag.PIDS, 0))
 
     def thaw(self) -> Fields:
         if not self.frozen:
             raise fail(errno.EINVAL, "the sandbox is not frozen")
-        self.frozen = False
+        self.frozen = self.silent = False
         self.mux.let_go()
         return Fields((Tag.COUNT, len(self.kernel.procs)))
 
@@ -363,7 +363,7 @@ _KNOWN: dict[int, set[Tag]] = {
     Op.FORGET: {_T.PID}, Op.READ: {_T.OFFSET, _T.LENGTH}, Op.WRITE: {_T.MODE, _T.FLAGS}, Op.LIST: {_T.FLAGS, _T.DEPTH},
     Op.STAT: {_T.FLAGS}, Op.MKDIR: {_T.MODE, _T.FLAGS}, Op.REMOVE: {_T.FLAGS}, Op.MOVE: {_T.PATH2, _T.FLAGS},
     Op.CHMOD: {_T.MODE}, Op.CHOWN: {_T.OWNER}, Op.SYMLINK: {_T.PATH2}, Op.WATCH: {_T.FLAGS}, Op.METRICS: set(),
-    Op.SHUTDOWN: {_T.TIMEOUT_MS}, Op.FREEZE: {_T.TIMEOUT_MS}, Op.THAW: set(), Op.CHANGES: {_T.PATH, _T.FLAGS},
+    Op.SHUTDOWN: {_T.TIMEOUT_MS}, Op.FREEZE: {_T.TIMEOUT_MS, _T.FLAGS}, Op.THAW: set(), Op.CHANGES: {_T.PATH, _T.FLAGS},
     Op.UNPACK: {_T.PATH},
 }  # fmt: skip
 
