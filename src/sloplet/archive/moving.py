@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from ..controller import SandboxInfo
 from ..engines import registry
 from ..engines.base import Engine, ResolvedImage
-from ..errors import SandboxExists, SandboxNotFound, SnapshotDamaged, SnapshotIncompatible, SpecError, UnknownEngine
+from ..errors import (
+    SandboxExists,
+    SandboxNotFound,
+    SlopletError,
+    SnapshotDamaged,
+    SnapshotIncompatible,
+    SpecError,
+    StartFailed,
+    UnknownEngine,
+)
 from ..spec import SandboxSpec, check_name
 from ..state.draft import Draft
 from ..state.opened import Opened
@@ -54,6 +63,11 @@ async def load(runtime: Runtime, path: str, name: str | None, work: Work) -> San
             opened, image = await runtime.off_loop(lambda: _receive(runtime, archive, draft, work))
             try:
                 live = await runtime.make(spec, Origin(engine, image, spec, opened))
+            except OSError as error:
+                if isinstance(error, SlopletError):
+                    raise
+                hint = "is the machine, or this process, out of files, memory or disk space?"
+                raise StartFailed(f"the sandbox of the archive did not start: {error}", hint=hint) from error
             finally:
                 await asyncio.shield(runtime.off_loop(opened.close))
         finally:
