@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from sloplet.cli.bench import LIVE_SUITES, bench
@@ -24,7 +26,7 @@ from sloplet.testing.bench.measures import BrokenRun
 from sloplet.testing.bench.state import guests
 from sloplet.testing.bench.state.page import BEGIN, END, rewrite, section
 from sloplet.testing.bench.state.plan import LivePlan, quick_plan
-from sloplet.testing.bench.state.plot import curves, draw
+from sloplet.testing.bench.state.plot import curves, draw, spread
 from sloplet.testing.bench.state.raw import RawRunsc
 from sloplet.testing.bench.state.suites import SUITES
 from sloplet.testing.bench.state.table import lines, show_live
@@ -156,6 +158,14 @@ def test_any_values_fit(seconds: float) -> None:
     report.add("curve.snapshot_64", "gvisor", seconds)
     tree = xml.fromstring(draw(report.to_dict()))
     _inside_the_picture(tree)
+
+
+@given(st.lists(st.floats(0, 400), max_size=8))
+def test_labels_do_not_cover_each_other(places: list[float]) -> None:
+    moved = spread(sorted(places), 15, 0, 400)
+    assert all(right - left >= 15 - 1e-6 for left, right in itertools.pairwise(moved))
+    assert all(-1e-6 <= place <= 400 for place in moved)
+    assert spread([100, 200], 15, 0, 400) == [100, 200]
 
 
 def test_a_picture_of_nothing_says_so() -> None:

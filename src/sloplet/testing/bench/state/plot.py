@@ -12,6 +12,7 @@ from .plan import OURS, RAW
 
 _WIDTH, _HEIGHT = 760, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 230, 46, 52
+_LABEL = 15
 #: By curve; told apart also by those who do not see colours: runsc's are dashed, and every line is labelled.
 _COLOURS = {
     "snapshot": "#1b6ca8",
@@ -133,14 +134,24 @@ def _line(curve: Curve, x: _Scale, y: _Scale) -> list[str]:
 
 def _labels(made: Sequence[Curve], x: _Scale, y: _Scale) -> list[str]:
     """Beside the lines' ends, pushed apart where they would cover each other."""
-    parts, free = [], float(_TOP)
-    for curve in sorted(made, key=lambda one: y(one.points[-1][1])):
+    ordered = sorted(made, key=lambda one: y(one.points[-1][1]))
+    places = spread([y(one.points[-1][1]) for one in ordered], _LABEL, _TOP, _HEIGHT - _BOTTOM)
+    parts = []
+    for curve, place in zip(ordered, places, strict=True):
         end, seconds = curve.points[-1]
-        place = max(y(seconds) + 4, free)
-        free = place + 15
-        parts.append(_stroke(x(end) + 4, y(seconds), x(x.high) + 14, place - 4, curve.colour, width=0.6))
-        parts.append(_text(x(x.high) + 18, place, f"{curve.label}: {_seconds(seconds)}", colour=curve.colour))
+        parts.append(_stroke(x(end) + 4, y(seconds), x(x.high) + 14, place, curve.colour, width=0.6))
+        parts.append(_text(x(x.high) + 18, place + 4, f"{curve.label}: {_seconds(seconds)}", colour=curve.colour))
     return parts
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Sorted places, moved as little as need be to lie ``gap`` apart and not above ``high``."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + gap if moved else low))
+    for i in range(len(moved) - 1, -1, -1):
+        moved[i] = min(moved[i], moved[i + 1] - gap if i + 1 < len(moved) else high)
+    return moved
 
 
 def _seconds(value: float) -> str:
