@@ -155,3 +155,14 @@ def test_the_page(reader: Reader) -> None:
         else:
             shown = f"$ {step.text}\n--- the page says\n{step.expected}--- it prints\n{printed}"
             assert checker.check_output(step.expected, printed, _LIKE), shown
+
+
+def test_the_example(reader: Reader) -> None:
+    """Five copies try five fixes; one passes, and comes out."""
+    example = PAGE.parents[1] / "examples" / "live_fork.py"
+    code, printed = reader.shell(f"{sys.executable} -W error {example}")
+    assert code == 0, printed
+    lines = printed.splitlines()
+    assert [line.split("  ")[0] for line in lines if line.endswith(" passed")] == ["(len(values) or 1)"]
+    assert len(lines) == 6
+    assert (reader.here / "fixed" / "mean.py").read_text().endswith("/ (len(values) or 1)\n")

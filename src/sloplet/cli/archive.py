@@ -89,7 +89,7 @@ class _Progress:
 
 
 async def _look(file: str) -> str:
-    return f"{file} is whole" if os.path.exists(file) else f"{file} was not written"
+    return f"{file} is whole" if os.path.exists(file) else f"{file} will be whole, or not there"
 
 
 @click.command("import", cls=Verb, examples="sloplet import dev.sloplet\nsloplet import dev.sloplet --name dev2")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import Verb, json_option, life_options, origin_options, sandbox_arguments, spec_options
+from .options import Verb, json_option, life_options, sandbox_arguments, spec_options, template_option
 from .output import print_json
 from .working import finish, working
 
@@ -25,7 +25,7 @@ from .working import finish, working
 )
 @click.argument("name")
 @spec_options
-@origin_options
+@template_option
 @life_options
 @click.option("--reuse", is_flag=True, help="Fine if it is there already with the same settings.")
 @json_option

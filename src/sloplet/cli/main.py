@@ -16,7 +16,7 @@ gc.set_threshold(50_000)  # importing makes many objects and no garbage: collect
 import click  # noqa: E402
 
 from .. import __version__  # noqa: E402
-from ..errors import CommandNotFound, SlopletError  # noqa: E402
+from ..errors import CommandNotFound, SandboxPaused, SlopletError  # noqa: E402
 from .output import EXIT_INTERRUPTED, EXIT_OURS, EXIT_PIPE, complain, exit_code_of, report_error  # noqa: E402
 
 #: verb -> (module, what `sloplet --help` says), in the order of the help.
@@ -142,6 +142,8 @@ def invoke(words: list[str]) -> int:
         _debug()
         if isinstance(error, CommandNotFound):
             error.hint = "is it installed in the image? Shell text goes behind -c"
+        elif isinstance(error, SandboxPaused):
+            error.hint = "`sloplet ps` lists what is in it, `sloplet attach` wakes it and follows a command again"
         report_error(error, as_json)
         return exit_code_of(error)
     except (KeyboardInterrupt, click.Abort):

@@ -102,19 +102,21 @@ spec_options = stacked(
     click.option("-u", "--user", default="agent", show_default=True, metavar="USER", help="A name or uid[:gid]."),
 )
 
-#: Where a sandbox comes from: for those that are made for one command, too.
-origin_options = stacked(
-    click.option("--template", metavar="TEMPLATE", shell_complete=lambda *args: template_names(*args),
-                 help="Start from this saved state; see `sloplet template`."),
-    click.option("--pool", metavar="N", help="Keep N more ready, so that the next one starts at once."),
-)  # fmt: skip
+template_option = click.option(
+    "--template",
+    metavar="TEMPLATE",
+    shell_complete=lambda *args: template_names(*args),
+    help="Start from this saved state; see `sloplet template`.",
+)
 
+#: Of sandboxes that the keeper holds.
 life_options = stacked(
     click.option("--ttl", metavar="TIME", help="End it after that long, for example 90s, 5m or 8h."),
     click.option("--idle", metavar="TIME", help="Pause it when it has done nothing for that long; use wakes it."),
     click.option("--undo", metavar="N", help="Keep a checkpoint from before each of the last N commands."),
     click.option("--checkpoint-every", "checkpoint_every", metavar="TIME",
                  help="Save it that often, to go on from if it dies."),
+    click.option("--pool", metavar="N", help="Keep N more ready, so that the next one starts at once."),
 )  # fmt: skip
 
 SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user",

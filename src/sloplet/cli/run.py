@@ -13,10 +13,10 @@ from .options import (
     Verb,
     command_line,
     json_option,
-    origin_options,
     sandbox_arguments,
     spec_options,
     stacked,
+    template_option,
 )
 from .output import complain, print_json, size
 
@@ -52,7 +52,7 @@ io_options = stacked(
     """,
 )
 @spec_options
-@origin_options
+@template_option
 @io_options
 @click.option("--copy", "copies", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder in, before.")
 @click.option("--out", "outs", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder out, afterwards.")

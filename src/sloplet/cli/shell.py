@@ -80,5 +80,6 @@ async def _session(name: str | None, argv: list[str], options: dict[str, Any], g
         code, _ = await execute(box, argv, options, wiring, signals)
     finally:
         signals.closing()
-        await box.close()
+        if name is None:  # leaving a named one must not pause what runs in it
+            await box.close()
     return code
