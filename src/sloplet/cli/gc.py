@@ -11,14 +11,15 @@ from .output import EXIT_OURS, note, print_json
 @click.command("gc", cls=Verb, examples="sloplet gc\nsloplet gc --json")
 @json_option
 def gc(as_json: bool) -> int:
-    """Clean up after programs that died: their sandboxes' processes, cgroups, folders and records."""
+    """Clean up after programs that died: their sandboxes' processes, cgroups, folders, records and saved states."""
     from .local import clean_up
 
     report = clean_up()
     if as_json:
         print_json(
             {
-                "removed": report.removed, "dead": report.dead, "orphans": report.orphans, "files": report.files,
+                "removed": report.removed, "dead": report.dead, "orphans": report.orphans,
+                "expired": report.expired, "snapshots": report.snapshots, "files": report.files,
                 "errors": report.errors,
             }
         )  # fmt: skip
@@ -29,6 +30,8 @@ def gc(as_json: bool) -> int:
             ("removed", report.removed),
             ("now on record as dead", report.dead),
             ("removed, without a record", report.orphans),
+            ("removed, its time was up", report.expired),
+            ("a saved state that nobody needs, removed", report.snapshots),
         ):
             for sandbox_id in ids:
                 click.echo(f"{sandbox_id}: {text}")
