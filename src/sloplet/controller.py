@@ -162,7 +162,8 @@ class Diff:
 @dataclass(frozen=True)
 class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
-    paused, resumed, recovered, snapshot, rolled_back, forked, and events.lost for a reader that was too slow."""
+    paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress, import.progress,
+    checkpoint.failed, sleep.failed, pool.failed, and events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str

@@ -15,7 +15,7 @@ from .errors import EngineError, ProtocolError, SandboxDead, SaveFailed, Sloplet
 from .spec import SandboxSpec
 from .wire.fields import Fields
 from .wire.mux import HostMux
-from .wire.schema import HelloFlag, Op, Tag
+from .wire.schema import FreezeFlag, HelloFlag, Op, Tag
 
 T = TypeVar("T")
 _RING = 262144
@@ -106,13 +106,17 @@ async def feel_pulse(live: Live, timeout: float) -> None:
         live.instance.kill()
 
 
-async def freeze(live: Live) -> None:
-    """Stop everything in it; the agent says nothing more until ``thaw`` or HELLO. SaveFailed if it does not answer."""
+async def freeze(live: Live, *, silent: bool = True) -> None:
+    """Stop everything in it until ``thaw`` or HELLO. ``silent``: the agent says nothing more meanwhile; otherwise it
+    serves on, but starts no command. SaveFailed if it does not answer."""
     request = Fields((Tag.OP, int(Op.FREEZE)), (Tag.TIMEOUT_MS, int(_FREEZE * 1000)))
+    if not silent:
+        request.add(Tag.FLAGS, int(FreezeFlag.SERVE))
     try:
         async with asyncio.timeout(_FREEZE + _FREEZE_ANSWER):
             stream = live.mux.open(request)
-            live.mux.hold()  # it is saved between two frames
+            if silent:
+                live.mux.hold()  # it is saved between two frames
             await stream.result()
     except TimeoutError:
         raise SaveFailed(

@@ -86,13 +86,14 @@ class Saving:
         return lock
 
     @asynccontextmanager
-    async def _standing_still(self, live: Live) -> AsyncIterator[_Still]:
-        """Everything in it is stopped, and nothing is asked of it. The caller has its turn."""
+    async def _standing_still(self, live: Live, *, silent: bool = True) -> AsyncIterator[_Still]:
+        """Everything in it is stopped, and nothing is asked of it by others. The caller has its turn. ``silent``: its
+        agent says nothing either."""
         still = _Still()
         live.gate = asyncio.Event()
         try:
             try:
-                await freeze(live)
+                await freeze(live, silent=silent)
                 yield still
             finally:
                 if not still.stays and not live.ending:
@@ -111,7 +112,8 @@ class Saving:
                     await live.instance.save(draft.fd, stop=False)
                 kind = "live"
             elif live.engine.probe().capabilities.disk_snapshots:
-                await disk.pack(live, draft)
+                async with self._standing_still(live, silent=False):
+                    await disk.pack(live, draft)
                 kind = "disk"
             else:
                 raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
