@@ -52,8 +52,8 @@ static void drop_bounding_set(uint64_t keep) {
 
 static void drop_capabilities(uint64_t keep, int for_programs) {
     drop_bounding_set(keep);
-    if (for_programs) return; /* what it starts as root is to have these, and no others */
-    if (prctl(PR_SET_SECUREBITS, BIT_NOROOT_LOCKED | BIT_KEEP_CAPS_LOCKED | BIT_NO_AMBIENT_LOCKED, 0, 0, 0) < 0)
+    /* for_programs: what it starts as root is to have these, and no others */
+    if (!for_programs && prctl(PR_SET_SECUREBITS, BIT_NOROOT_LOCKED | BIT_KEEP_CAPS_LOCKED | BIT_NO_AMBIENT_LOCKED, 0, 0, 0) < 0)
         fail("capabilities", "securebits", errno, "");
     struct cap_header header = {CAP_VERSION_3, 0};
     struct cap_data data[2];

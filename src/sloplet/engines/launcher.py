@@ -254,12 +254,16 @@ class Jailed:
 
 
 def _descendants(pid: int) -> list[int]:
+    """Children are the thread's that made them: gVisor's kernel has many."""
     found: list[int] = []
+    children: list[int] = []
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            children = [int(word) for word in file.read().split()]
-    except (OSError, ValueError):
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
         return found
+    for thread in threads:
+        with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+            children += [int(word) for word in file.read().split()]
     for child in children:
         found.append(child)
         found.extend(_descendants(child))

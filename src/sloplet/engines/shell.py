@@ -14,10 +14,15 @@ from .cgroups import PIDS_EXTRA
 from .controls import Controls
 from .jail import JailRequest, Mounts, inside
 from .machine import Machine
-from .plan import FILE_IF_ALLOWED, Attr, Do, OverlayFlag, PlanFlag, Set, Step, TreeFlag, step
+from .plan import FILE_IF_ALLOWED, MAX_SLOTS, Attr, Do, OverlayFlag, PlanFlag, Set, Step, TreeFlag, step
 
+#: Slots beyond those that an image takes.
+_DEVICE_SLOTS, _PROGRAM_SLOT = MAX_SLOTS - 10, MAX_SLOTS - 1
 _SHELL_FOLDERS = ("bundle", "filestore", "proc", "run/runsc", "tmp")
-_ALL_CAPS = (1 << 41) - 1
+#: What runsc needs in the sandbox's user namespace to build its own, and hands on in part: CHOWN, DAC_OVERRIDE,
+#: DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN,
+#: SETFCAP (to map root).
+_RUNSC_CAPS = 0x1FF | 1 << 18 | 1 << 19 | 1 << 21 | 1 << 31
 
 
 def id_maps(machine: Machine, id_range: int) -> list[Step]:
@@ -44,7 +49,7 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
         *id_maps(machine, request.id_range),
         step(Set.HOSTNAME, "sandbox"),
         *jail.common_settings(request, controls),
-        step(Set.CAPS, _ALL_CAPS),
+        step(Set.CAPS, _RUNSC_CAPS),
     ]
 
 
@@ -56,15 +61,8 @@ def fixed_steps(image: ResolvedImage, machine: Machine, view: host.HostView, pro
     folder = inside(verbs.AGENT).rpartition("/")[0]
     mounts.add(Do.MKDIR, 0o755, folder + "/groups")
     mounts.add(Do.FILE, 0o555, inside(verbs.AGENT), agent)
-    return [*mounts.trees, step(Do.TREE, *_last_slots(mounts, program)), *mounts.steps]
-
-
-def _last_slots(mounts: Mounts, program: str) -> tuple[int, int, int, str]:
-    return (_PROGRAM_SLOT, int(TreeFlag(0)), int(jail.QUIET | Attr.RDONLY), program)
-
-
-_PROGRAM_SLOT = 60
-_DEVICE_SLOTS = 50
+    shown = step(Do.TREE, _PROGRAM_SLOT, TreeFlag(0), jail.QUIET | Attr.RDONLY, program)
+    return [*mounts.trees, shown, *mounts.steps]
 
 
 def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
@@ -91,7 +89,7 @@ def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> li
 def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
     """Settings, the scratch filesystem and the devices of the shell."""
     devices = [
-        step(Do.TREE, _DEVICE_SLOTS + i, int(TreeFlag(0)), Attr.NOSUID | Attr.NOEXEC, "/dev/" + name)
+        step(Do.TREE, _DEVICE_SLOTS + i, TreeFlag(0), Attr.NOSUID | Attr.NOEXEC, "/dev/" + name)
         for i, name in enumerate(jail.DEVICES)
     ]
     return [*_settings(request, machine, controls), jail.scratch_step(request, controls), *devices]

@@ -1,0 +1,135 @@
+"""G: what gVisor's own processes could do if the sandbox took them over: what they see of the host, and as whom."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hostile_kit import host_pids, name_of, status_of
+
+from sloplet import Sandbox
+from sloplet.engines import registry
+from sloplet.engines.machine import FIRST_RANGE, machine
+
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+#: What runsc may have in the sandbox's user namespace (engines/shell.py), and what its kernel keeps of that.
+STARTS_WITH = 0x802C01FF
+KEEPS = 0x002C01FF
+
+
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    if named := os.environ.get("SLOPLET_TEST_RUNSC"):
+        monkeypatch.setenv("SLOPLET_RUNSC", named)
+    probe = registry.load("gvisor").probe()
+    if not probe.available:
+        pytest.skip(f"capability: gvisor cannot run here: {probe.reason}")
+    with Sandbox(engine="gvisor") as made:
+        made.spawn(["sleep", "1000"], detached=True)
+        yield made
+
+
+def inside(box: Sandbox) -> dict[str, list[int]]:
+    """The sandbox's processes on the host by what they are: our minder, runsc's."""
+    found: dict[str, list[int]] = {"minder": [], "runsc": []}
+    for pid in host_pids(box)[1:]:
+        found["minder" if name_of(pid) == "sloplet-minder" else "runsc"].append(pid)
+    assert len(found["minder"]) == 1
+    assert len(found["runsc"]) >= 3, "the kernel, its helper, and a process for each address space"
+    return found
+
+
+def test_g01_namespaces(box: Sandbox) -> None:
+    own = {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
+    supervisor = host_pids(box)[0]
+    assert all(os.readlink(f"/proc/{supervisor}/ns/{name}") == own[name] for name in NAMESPACES), "the positive control"
+    for pids in inside(box).values():
+        for pid in pids:
+            shared = [name for name in NAMESPACES if os.readlink(f"/proc/{pid}/ns/{name}") == own[name]]
+            assert not shared, f"{name_of(pid)} shares {shared} with the host"
+
+
+def test_g02_ids_and_rights(box: Sandbox) -> None:
+    groups = inside(box)
+    facts = machine()
+    for pid in (*groups["minder"], *groups["runsc"]):
+        status = status_of(pid)
+        assert status["NoNewPrivs"] == "1"
+        assert status["Seccomp"] == "2"
+        assert int(status["CapBnd"], 16) & ~STARTS_WITH == 0
+        assert int(status["CapEff"], 16) & ~STARTS_WITH == 0
+        if pid in groups["runsc"]:
+            assert int(status["CapEff"], 16) & ~KEEPS == 0
+        uids = {int(word) for word in status["Uid"].split()}
+        if facts.root:
+            assert min(uids) >= FIRST_RANGE, "root's sandboxes have ids of their own outside"
+        else:
+            assert uids == {facts.uid}
+
+
+def mount_points(pid: int) -> set[str]:
+    return {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+
+
+def test_g03_files(box: Sandbox, tmp_path: Path) -> None:
+    """Nothing of the host is mounted where they are but the image, read-only, runsc and six devices."""
+    (tmp_path / "canary").write_text("x")
+    groups = inside(box)
+    minder = groups["minder"][0]
+    for point in mount_points(minder):
+        assert re.fullmatch(r"/|/proc|/runsc|/dev(/(null|zero|full|random|urandom|tty))?|/image(/.*)?", point), point
+    for line in Path(f"/proc/{minder}/mountinfo").read_text().splitlines():
+        if line.split()[4].startswith(("/image", "/runsc")):
+            assert "ro" in line.split()[5].split(","), line
+    if os.geteuid() == 0:  # only root may look through another's root
+        assert Path(f"/proc/{minder}/root/image/usr/bin").is_dir(), "the positive control"
+        for pid in (minder, *groups["runsc"]):
+            assert not Path(f"/proc/{pid}/root{tmp_path}/canary").exists()
+            assert not Path(f"/proc/{pid}/root/image{tmp_path}/canary").exists()
+            assert not Path(f"/proc/{pid}/root/etc/shadow").exists()
+
+
+def test_g04_network(box: Sandbox) -> None:
+    for pid in host_pids(box)[1:]:
+        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+        assert [line.split(":")[0].strip() for line in lines] in ([], ["lo"])
+    assert box.run("ls /sys/class/net 2>/dev/null; cat /proc/net/dev").ok
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files that only root may read")
+def test_g05_what_only_root_may_read(box: Sandbox) -> None:
+    """Owners show as they are, but root inside is nobody to the host's files."""
+    path = Path("/usr/local/lib/sloplet-canary")
+    try:
+        path.write_text("secret")
+        path.chmod(0o644)
+        with Sandbox(engine="gvisor") as fresh:
+            assert fresh.run(["cat", str(path)], user="root").stdout == "secret", "the positive control"
+        path.chmod(0o600)
+        with Sandbox(engine="gvisor") as fresh:
+            result = fresh.run(["cat", str(path)], user="root")
+            assert "secret" not in result.stdout
+            assert not result.ok
+    finally:
+        path.unlink()
+
+
+def test_g06_the_agents_own_program(box: Sandbox) -> None:
+    """Root inside can neither write nor read what the agent runs on: it is covered, and its memory is its own."""
+    script = "echo x > /.sloplet/agent; cat /proc/1/exe > /dev/null; cat /proc/1/mem > /dev/null; umount /.sloplet"
+    result = box.run(script + "; ls -A /.sloplet", user="root")
+    assert result.stdout == ""
+    assert box.run("echo alive").stdout == "alive\n"
+
+
+def test_g07_commands_have_no_rights(box: Sandbox) -> None:
+    for user in ("agent", "root"):
+        status = box.run("cat /proc/self/status", user=user).stdout
+        sets = dict(re.findall(r"^(Cap\w+):\s*([0-9a-f]+)$", status, re.MULTILINE))
+        assert set(sets.values()) == {"0" * 16}, sets
+        for attempt in ("mount -t tmpfs none /mnt", "umount /.sloplet", "hostname other", "chroot / true"):
+            assert not box.run(attempt, user=user).ok, attempt
+    assert "CapEff:" in Path("/proc/self/status").read_text(), "the positive control: that is how it reads"
