@@ -340,7 +340,7 @@ def test_states_in_words() -> None:
     now = time.time()
     assert state_text(info("dev", state="paused", saved="x", saved_at=now - 7200)) == "paused for 2h"
     dead = info("dev", state="dead", reason="out of memory", saved="x", saved_at=now - 180)
-    assert state_text(dead) == "dead, out of memory; checkpoint of 3m ago: `sloplet resume dev`"
+    assert state_text(dead) == "dead, checkpoint of 3m ago: `sloplet resume dev` (it died: out of memory)"
     assert state_text(info("dev", state="dead", reason="killed")) == "dead: killed"
     assert state_text(info("dev", recovered_from=now - 65)) == "running, recovered from its checkpoint of 1m5s ago"
 

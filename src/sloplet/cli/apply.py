@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--to", "to", required=True, metavar="DIR", type=click.Path(), help="The folder of this machine.")
 @click.option("--delete", is_flag=True, help="What was removed in the sandbox is removed there too.")
 @against_option
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done; links are judged when it is.")
 @json_option
 def apply(
     name: str, paths: tuple[str, ...], to: str, delete: bool, against: str | None, dry_run: bool, as_json: bool

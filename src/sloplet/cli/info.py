@@ -123,7 +123,7 @@ def _saved_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         found.append((what, f"{when}{size(document['saved_bytes'])}"))
     if document["head"] is not None:
         found.append(("snapshot", document["head_name"] or document["head"]))
-    for key, text in (("template", "{}"), ("undo", "of the last {} commands")):
+    for key, text in (("template", "{}"), ("undo", "of the last {} commands at most")):
         if spec[key]:
             found.append((key, text.format(spec[key])))
     for key, label, text in (("idle", "idle", "pauses after {}"), ("checkpoint_every", "checkpoints", "every {}")):

@@ -27,8 +27,9 @@ def kind_text(snapshot: Snapshot) -> str:
 def state_text(info: SandboxInfo) -> str:
     """One line on a sandbox's state, with what to do about it."""
     more = remark(info)
-    if info.state == "dead" and info.saved is None:
-        return f"dead: {more}" if more else "dead"
+    if info.state == "dead":
+        why = f": {info.reason}" if info.reason else ""
+        return f"dead{why}" if info.saved is None else f"dead, {more} (it died{why})"
     if info.state == "paused":
         return f"paused {more}".rstrip()
     return f"{info.state}, {more}" if more else info.state
@@ -42,8 +43,7 @@ def remark(info: SandboxInfo, saved_bytes: int | None = None) -> str:
     if info.state == "dead":
         if info.saved is None:
             return info.reason
-        again = f"checkpoint of {_ago(info.saved_at)}: `sloplet resume {info.name or info.id}`"
-        return f"{info.reason}; {again}" if info.reason else again
+        return f"checkpoint of {_ago(info.saved_at)}: `sloplet resume {info.name or info.id}`"
     if info.recovered_from is not None:
         return f"recovered from its checkpoint of {_ago(info.recovered_from)}"
     return ""
@@ -70,6 +70,16 @@ async def saved_size(controller: Controller, info: SandboxInfo) -> int | None:
         return None
     try:
         return (await controller.find_snapshot(info.saved, info.id)).bytes
+    except SnapshotError:
+        return None
+
+
+async def parent_of(controller: Controller, snapshot: Snapshot) -> Snapshot | None:
+    """What it descends from, if that is still there."""
+    from ..errors import SnapshotError
+
+    try:
+        return None if snapshot.parent is None else await controller.find_snapshot(snapshot.parent)
     except SnapshotError:
         return None
 

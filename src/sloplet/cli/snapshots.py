@@ -109,14 +109,9 @@ def inspect(name: str, snapshot: str, as_json: bool) -> None:
 
 
 async def _inspect(name: str, ref: str) -> tuple[Snapshot, Snapshot | None]:
-    from ..errors import SnapshotNotFound
     from ..keeper.client import keeper_controller
+    from .saved import parent_of
 
     controller = await keeper_controller()
-    info = await controller.find(name)
-    found = await controller.find_snapshot(ref, info.id)
-    try:
-        parent = None if found.parent is None else await controller.find_snapshot(found.parent)
-    except SnapshotNotFound:
-        parent = None
-    return found, parent
+    found = await controller.find_snapshot(ref, (await controller.find(name)).id)
+    return found, await parent_of(controller, found)

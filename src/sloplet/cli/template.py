@@ -119,15 +119,18 @@ def inspect(name: str, as_json: bool) -> None:
     """Everything known about a template."""
     from .saved import lines
 
-    found = asyncio.run(_find(name))
+    found, parent = asyncio.run(_find(name))
     if as_json:
         print_json(found.to_dict())
         return
-    for key, value in lines(found, None):
+    for key, value in lines(found, parent):
         click.echo(f"{key + ':':<8} {plain(value)}")
 
 
-async def _find(name: str) -> Snapshot:
+async def _find(name: str) -> tuple[Snapshot, Snapshot | None]:
     from ..keeper.client import keeper_controller
+    from .saved import parent_of
 
-    return await (await keeper_controller()).find_snapshot(name)
+    controller = await keeper_controller()
+    found = await controller.find_snapshot(name)
+    return found, await parent_of(controller, found)
