@@ -168,13 +168,16 @@ class RawRunsc:
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for it by its descriptor: ``Popen.wait(timeout)`` looks every 50 ms only, which would be in the sample."""
+    handle = os.pidfd_open(process.pid)
     try:
-        code = process.wait(_VERB_SECONDS)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    must(code == 0, f"`{' '.join(process.args)[:2000]}` failed: {code}")  # type: ignore[arg-type]
+        ended = select.select([handle], [], [], _VERB_SECONDS)[0]
+    finally:
+        os.close(handle)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    must(bool(ended) and process.returncode == 0, f"`{' '.join(process.args)[:2000]}` failed")  # type: ignore[arg-type]
 
 
 def _kill(pid_file: Path) -> None:
