@@ -191,17 +191,17 @@ def test_a_time_limit_out_of_range(box: AgentClient, limit: int) -> None:
 
 
 def test_time_spent_frozen_counts_against_no_timeout(box: AgentClient) -> None:
-    command = box.spawn("read x; echo $x", (Tag.TIMEOUT_MS, 400), flags=ExecFlag.STDIN)
+    command = box.spawn("read x; echo $x", (Tag.TIMEOUT_MS, 1500), flags=ExecFlag.STDIN)
     box.started(command)
     box.call(Op.FREEZE)
     begun = time.monotonic()
-    while time.monotonic() - begun < 0.5:
+    while time.monotonic() - begun < 1.6:
         assert not select.select([box.fro], [], [], 0.1)[0]
     box.call(Op.THAW)
     box.data(command, b"in time\n")
     answer = box.wait(command).closed
     assert (command.out, answer[Tag.TIMED_OUT]) == (b"in time\n", 0)
-    assert answer[Tag.WALL_US] < 450_000
+    assert answer[Tag.WALL_US] < 1_500_000
     overdue = box.run("sleep 100", (Tag.TIMEOUT_MS, 50))  # positive control: the clock runs again
     assert overdue.closed[Tag.TIMED_OUT] == 1
 
