@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,36 @@ def differences(old: Tree, new: Tree, above: str = "") -> list[tuple[str, str, t
         if isinstance(now, dict):
             found += differences(was if isinstance(was, dict) else {}, now, path)
     return found
+
+
+def grown(dice: random.Random, depth: int = 3) -> Tree:
+    """Any small tree."""
+    return {name: _node(dice, depth) for name in ("a", "b", "c", "é", "with space") if dice.random() < 0.6}
+
+
+def _node(dice: random.Random, depth: int) -> Any:
+    if depth and dice.random() < 0.5:
+        return grown(dice, depth - 1)
+    if dice.random() < 0.2:
+        return Link(dice.choice(["a", "../b"]))
+    data = dice.choice([b"", b"one\n", b"two\n", b"one\ntwo\n", b"\0bin"])
+    return (data, dice.choice([0o600, 0o755])) if dice.random() < 0.3 else data
+
+
+def edited(dice: random.Random, tree: Tree, depth: int = 3) -> Tree:
+    """The tree after somebody's work: most of it stays, some goes, comes, turns into something else."""
+    new: Tree = {}
+    for name, node in tree.items():
+        fate = dice.random()
+        if fate < 0.15:
+            continue
+        if fate < 0.3:
+            new[name] = _node(dice, depth)
+        else:
+            new[name] = edited(dice, node, depth - 1) if isinstance(node, dict) else node
+    if dice.random() < 0.3:
+        new.setdefault("new", _node(dice, depth))
+    return new
 
 
 def encoded(records: list[Fields]) -> list[bytes]:

@@ -279,6 +279,7 @@ def test_files_replace_files_links_and_empty_folders_only(place: Path) -> None:
     os.mkfifo(place / "pipe")
     done = bring(dict.fromkeys(("file", "link", "empty", "full", "pipe"), b"new"), place)
     assert set(reasons(done)) == {"full", "pipe"}
+    assert "not empty" in reasons(done)["full"]
     assert tree_of(place) == {"file": b"new", "link": b"new", "empty": b"new", "full": {"x": b"x"}, "pipe": None}
 
 
