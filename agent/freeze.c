@@ -20,6 +20,7 @@
 #define LEVEL_LIMIT (20 * MSEC) /* so long do the parents of one level hold up the freeze */
 #define LEVELS 32
 #define PAUSE_MAX (5 * MSEC)
+#define VFORK_LOOKS 4 /* a disk has answered by then, about 2 ms later */
 
 static struct proctab asleep; /* who was stopped before we came: entries with `in` */
 static int64_t since;
@@ -103,7 +104,19 @@ static bool stop_level(struct proctab *t, unsigned level)
 /* True if no thread of the process runs. */
 static bool stands_still(const struct procent *e)
 {
-    return e->threads > 1 ? proctab_threads_stopped(e->pid) : stopped(e->state);
+    return e->threads > 1 ? proctab_threads_all(e->pid, "TtZX") : stopped(e->state);
+}
+
+/* A process that has called vfork cannot be stopped before its child goes on, and does nothing until then. Its state is that of one
+ * that waits for a disk: only who stays like that can be told from it. */
+static bool waits_for_child(struct proctab *t, const struct procent *e)
+{
+    if (e->threads > 1 ? !proctab_threads_all(e->pid, "TtZXD") : e->state != 'D')
+        return false;
+    for (size_t i = 0; i < t->count; i++)
+        if (t->all[i].parent == e->pid && t->all[i].in && stopped(t->all[i].state))
+            return true;
+    return false;
 }
 
 static void stop_all(struct proctab *t)
@@ -128,7 +141,7 @@ static bool slept(pid_t pid)
 }
 
 /* One look at everyone. Number of those that still run, or -1. */
-static int count_running(struct proctab *t, int *still)
+static int count_running(struct proctab *t, int looks, int *still)
 {
     int running = 0;
 
@@ -140,7 +153,7 @@ static int count_running(struct proctab *t, int *still)
         struct procent *e = &t->all[i];
         if (!e->in || dead(e))
             continue;
-        if (!stands_still(e))
+        if (!stands_still(e) && !(looks >= VFORK_LOOKS && waits_for_child(t, e)))
             running++;
         else
             *still += !slept(e->pid);
@@ -153,7 +166,7 @@ static int stop_everyone(int64_t limit, int *still)
 {
     int64_t until = now_ns() + limit, pause = MSEC / 10;
     struct proctab t = {0};
-    int running;
+    int running, looks = 0;
 
     if (proctab_load(&asleep))
         return -1;
@@ -164,7 +177,7 @@ static int stop_everyone(int64_t limit, int *still)
     stop_all(&asleep);
     for (size_t i = 0; i < asleep.count; i++)
         asleep.all[i].in = asleep.all[i].in && asleep.all[i].state == 'T';
-    while ((running = count_running(&t, still)) > 0 && now_ns() < until) {
+    while ((running = count_running(&t, looks++, still)) > 0 && now_ns() < until) {
         if (!guest.pid1)
             stop_all(&t);
         nap(&pause);

@@ -183,7 +183,7 @@ bool proctab_read(pid_t pid, struct procent *out)
     return agent_proc_fd >= 0 && read_stat(name, out);
 }
 
-bool proctab_threads_stopped(pid_t pid)
+bool proctab_threads_all(pid_t pid, const char *states)
 {
     struct proctab t = {0};
     char name[32];
@@ -192,7 +192,7 @@ bool proctab_threads_stopped(pid_t pid)
     snprintf(name, sizeof name, "%d/task", (int)pid);
     still = load(&t, name) == 0;
     for (size_t i = 0; i < t.count; i++)
-        still = still && strchr("TtZX", t.all[i].state);
+        still = still && strchr(states, t.all[i].state);
     proctab_free(&t);
     return still;
 }

@@ -31,8 +31,8 @@ struct procent *proctab_find(struct proctab *t, pid_t pid);
 void proctab_spread(struct proctab *t);
 /* One process alone; false if it is not there. */
 bool proctab_read(pid_t pid, struct procent *out);
-/* Whether each of its threads is stopped, or dead. */
-bool proctab_threads_stopped(pid_t pid);
+/* Whether each of its threads is in one of these states. */
+bool proctab_threads_all(pid_t pid, const char *states);
 void proctab_free(struct proctab *t);
 
 #endif

@@ -129,6 +129,22 @@ def test_a_process_of_many_threads_stands_still(box: AgentClient, mark: Marker) 
     eventually(lambda: all((f.stat().st_mtime_ns, f.read_bytes()) != b for f, b in zip(files, before, strict=True)))
 
 
+def test_a_child_of_vfork_stopped_before_its_exec(box: AgentClient) -> None:
+    """Its parent cannot stop; it waits all the same."""
+    if not shutil.which("python3"):
+        pytest.skip("no python3")
+    code = "import os\nwhile True: os.posix_spawn('/bin/true', ['true'], {}); os.wait()"
+    for _ in range(4):
+        box.started(box.spawn(["python3", "-c", code]))
+    waited = 0.0
+    for _ in range(30):
+        begun = time.monotonic()
+        assert box.call(Op.FREEZE, (Tag.TIMEOUT_MS, 10_000)).closed[Tag.PIDS] == 0
+        waited = max(waited, time.monotonic() - begun)
+        box.call(Op.THAW)
+    assert waited < 9
+
+
 def test_a_fork_bomb_is_frozen(box: AgentClient, mark: Marker) -> None:
     box.spawn(f"f() {{ while :; do (sleep 0.02); done; }}; f & f & f & f & f & f; : {mark.text}")
     eventually(lambda: len(mark.pids()) >= 6, "the bomb")
