@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import Terminal, gvisor_environment, sloplet
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import SLOPLET, gvisor_environment
 
+pytestmark = pytest.mark.anyone
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "live.md"
 _BLOCK = re.compile(r"^(?P<comment><!--[^\n]*-->\n)?```(?P<kind>sh|console|python)\n(?P<text>.*?)^```", re.M | re.S)
 _NOT_HERE = "it is for inside a sandbox"
