@@ -108,10 +108,10 @@ static bool stands_still(const struct procent *e)
 }
 
 /* A process that has called vfork cannot be stopped before its child goes on, and does nothing until then. Its state is that of one
- * that waits for a disk: only who stays like that can be told from it. */
+ * that waits for a disk (Linux) or for anything (gVisor): only who stays like that can be told from it. */
 static bool waits_for_child(struct proctab *t, const struct procent *e)
 {
-    if (e->threads > 1 ? !proctab_threads_all(e->pid, "TtZXD") : e->state != 'D')
+    if (e->threads > 1 ? !proctab_threads_all(e->pid, "TtZXDS") : e->state != 'D' && e->state != 'S')
         return false;
     for (size_t i = 0; i < t->count; i++)
         if (t->all[i].parent == e->pid && t->all[i].in && stopped(t->all[i].state))
@@ -119,18 +119,24 @@ static bool waits_for_child(struct proctab *t, const struct procent *e)
     return false;
 }
 
-static void stop_all(struct proctab *t)
+static void stop_members(struct proctab *t)
 {
-    if (guest.pid1) {
-        kill(-1, SIGSTOP); /* forks under way included */
-        for (struct proc *p = proc_list; p; p = p->next)
-            if (!p->shim_gone)
-                kill(p->shim, SIGCONT);
-        return;
-    }
     for (size_t i = 0; i < t->count; i++)
         if (t->all[i].in && !stopped(t->all[i].state) && !dead(&t->all[i]))
             kill(t->all[i].pid, SIGSTOP);
+}
+
+/* By one call where we can, so that nobody outruns it. */
+static void stop_all(struct proctab *t)
+{
+    if (!guest.pid1) {
+        stop_members(t);
+        return;
+    }
+    kill(-1, SIGSTOP);
+    for (struct proc *p = proc_list; p; p = p->next)
+        if (!p->shim_gone)
+            kill(p->shim, SIGCONT);
 }
 
 static bool slept(pid_t pid)
@@ -178,8 +184,7 @@ static int stop_everyone(int64_t limit, int *still)
     for (size_t i = 0; i < asleep.count; i++)
         asleep.all[i].in = asleep.all[i].in && asleep.all[i].state == 'T';
     while ((running = count_running(&t, looks++, still)) > 0 && now_ns() < until) {
-        if (!guest.pid1)
-            stop_all(&t);
+        stop_members(&t);
         nap(&pause);
     }
     proctab_free(&t);
