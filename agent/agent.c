@@ -25,6 +25,7 @@
 #include "memory.h"
 #include "ops.h"
 #include "proc.h"
+#include "spare.h"
 #include "watch.h"
 
 int agent_proc_fd = -1;
@@ -218,6 +219,7 @@ static void run(void)
         next = earlier(watch_timers(now), shutdown_timer(now));
         if (!freeze_serving())
             next = earlier(next, earlier(proc_timers(now), memory_timer(now)));
+        next = earlier(next, spare_timer(now));
         busy = wire_busy();
         if (!wire_turn()) /* last: it flushes what all the others queued */
             return;

@@ -26,6 +26,7 @@
 #include "agent.h"
 #include "guest.h"
 #include "path.h"
+#include "spare.h"
 
 #ifndef SYS_close_range
 #define SYS_close_range 436
@@ -289,12 +290,9 @@ static int join_work(void)
     return 0;
 }
 
-__attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
+void shim_enter(struct spawn *s, pid_t agent)
 {
-    static _Alignas(16) char stack[STACK_SIZE];
     struct sigaction sa = {.sa_handler = on_sweep};
-    struct shim_report r = {.kind = SHIM_STARTED};
-    sigset_t unblocked;
 
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_NAME, "sloplet-shim");
@@ -305,6 +303,23 @@ __attribute__((noreturn)) static void shim_main(struct spawn *s, pid_t agent)
     sigaction(SHIM_SWEEP, &sa, NULL);
     s->error_part = PART_FORK;
     s->error = join_work();
+}
+
+void shim_keep_only(int *fd)
+{
+    int proc = agent_proc_fd < 0 ? -1 : fcntl(agent_proc_fd, F_DUPFD_CLOEXEC, 16);
+
+    *fd = dup3(fcntl(*fd, F_DUPFD_CLOEXEC, 16), STATUS_FD, O_CLOEXEC);
+    agent_proc_fd = proc < 0 ? -1 : dup3(proc, PROC_FD, O_CLOEXEC);
+    close_from(PROC_FD + 1);
+}
+
+void shim_run(struct spawn *s)
+{
+    static _Alignas(16) char stack[STACK_SIZE];
+    struct shim_report r = {.kind = SHIM_STARTED};
+    sigset_t unblocked;
+
     arrange_fds(s);
     if (!s->error) {
         r.pid = clone(command_main, stack + sizeof stack,
@@ -335,8 +350,13 @@ pid_t shim_start(struct spawn *s)
 
     s->error = 0;
     s->error_part = PART_NONE;
+    pid = spare_take(s);
+    if (pid > 0)
+        return pid;
     pid = fork();
-    if (pid == 0)
-        shim_main(s, agent);
+    if (pid == 0) {
+        shim_enter(s, agent);
+        shim_run(s);
+    }
     return pid;
 }

@@ -134,7 +134,7 @@ def targets() -> tuple[Target, ...]:
     found = []
     for name in registry._AUTO:
         target = Target(name, name)
-        if target.engine.probe().available:
+        if target.engine.probe().available and target.can.shared_kernel:  # others: test_g_gvisor.py
             found.append(target)
             single = replace(target.with_facts(newuidmap=None), label=f"{name}-single")
             if machine().helpers and target.can.users and single.engine.probe().available:

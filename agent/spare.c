@@ -1,0 +1,199 @@
+/* A spare shim, forked ahead. In gVisor a new address space costs some ten milliseconds, a message half of one: while a
+ * command runs the agent makes the shim of the next, which waits for its job on a socket.
+ *
+ * It holds nothing of the agent's but /proc and its socket, and has joined the commands' group already. To FREEZE and
+ * to SHUTDOWN it is a process like any other; it may die at any time, and then the next shim is forked as ever. */
+#define _GNU_SOURCE
+#include "spare.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "guest.h"
+#include "gvisor_guest.h"
+#include "loop.h"
+
+#define MOST (32 * 1024)
+#define WORDS 1024
+#define FDS 4
+#define SOON (2 * MSEC) /* when the one that was just taken has got going */
+
+/* What the shim needs to know; after it come cwd, workdir, path, the arguments and the variables, each with its NUL. */
+struct job {
+    struct user user;
+    pid_t *pid_slot; /* shared memory, at the same place in every fork */
+    int argc, envc;
+    bool pty;
+};
+
+static struct {
+    pid_t pid;
+    int fd;
+} spare = {0, -1};
+static int64_t due = NEVER;
+
+static bool put(char *text, size_t *used, const char *word)
+{
+    size_t n = strlen(word) + 1;
+
+    if (*used + n > MOST)
+        return false;
+    memcpy(text + *used, word, n);
+    *used += n;
+    return true;
+}
+
+/* The job as one message; its size, 0 if it is too large for one. */
+static size_t pack(const struct spawn *s, char *text)
+{
+    struct job job = {.user = *s->user, .pid_slot = s->pid_slot, .pty = s->pty};
+    size_t used = sizeof job;
+
+    if (!put(text, &used, s->cwd) || !put(text, &used, s->workdir) || !put(text, &used, s->path))
+        return 0;
+    for (; s->argv[job.argc]; job.argc++)
+        if (!put(text, &used, s->argv[job.argc]))
+            return 0;
+    for (; s->env[job.envc]; job.envc++)
+        if (!put(text, &used, s->env[job.envc]))
+            return 0;
+    if (job.argc + job.envc + 2 > WORDS)
+        return 0;
+    memcpy(text, &job, sizeof job);
+    return used;
+}
+
+static const char *next_word(const char **at)
+{
+    const char *word = *at;
+
+    *at += strlen(word) + 1;
+    return word;
+}
+
+static void unpack(struct spawn *s, struct job *job, char *text)
+{
+    static char *words[WORDS];
+    const char *at = text + sizeof *job;
+    int i = 0;
+
+    memcpy(job, text, sizeof *job);
+    s->user = &job->user;
+    s->pid_slot = job->pid_slot;
+    s->pty = job->pty;
+    s->cwd = next_word(&at);
+    s->workdir = next_word(&at);
+    s->path = next_word(&at);
+    s->argv = words;
+    while (i < job->argc)
+        words[i++] = (char *)(uintptr_t)next_word(&at);
+    words[i++] = NULL;
+    s->env = words + i;
+    for (int n = 0; n < job->envc; n++)
+        words[i++] = (char *)(uintptr_t)next_word(&at);
+    words[i] = NULL;
+}
+
+/* Waits for the one message there is. Nobody else has the other end: if it closes the agent is gone, or wants no spare. */
+static void await_job(struct spawn *s, struct job *job, int fd)
+{
+    static char text[MOST];
+    char control[CMSG_SPACE(sizeof(int) * FDS)];
+    struct iovec data = {text, sizeof text};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    struct cmsghdr *header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    int fds[FDS];
+
+    if (!header || header->cmsg_len != CMSG_LEN(sizeof fds))
+        _exit(0);
+    memcpy(fds, CMSG_DATA(header), sizeof fds);
+    s->in = fds[0];
+    s->out = fds[1];
+    s->err = fds[2];
+    s->status = fds[3];
+    unpack(s, job, text);
+}
+
+/* Ends at SIGTERM, as whoever has nothing to lose; with a job it blocks all signals again, as shims do. */
+static void let_term(bool end)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(end ? SIG_UNBLOCK : SIG_BLOCK, &set, NULL);
+}
+
+__attribute__((noreturn)) static void spare_main(int fd, pid_t agent)
+{
+    static struct job job;
+    struct spawn s = {0};
+
+    shim_enter(&s, agent);
+    if (s.error) /* the sandbox is full now, but may not be when there is a job */
+        _exit(0);
+    for (int i = 0; i < 3; i++)
+        dup2(guest.null_fd, i); /* the wire is the agent's, and what comes must not land here */
+    shim_keep_only(&fd);
+    let_term(true);
+    await_job(&s, &job, fd);
+    let_term(false);
+    close(fd);
+    shim_run(&s);
+}
+
+static void spare_make(void)
+{
+    pid_t agent = getpid();
+    int pair[2];
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        return;
+    spare.pid = fork();
+    if (spare.pid == 0)
+        spare_main(pair[1], agent);
+    close(pair[1]);
+    spare.fd = pair[0];
+    if (spare.pid < 0)
+        close(pair[0]);
+}
+
+int64_t spare_timer(int64_t now)
+{
+    if (now < due)
+        return due;
+    due = NEVER;
+    if (spare.pid <= 0)
+        spare_make();
+    return NEVER;
+}
+
+pid_t spare_take(const struct spawn *s)
+{
+    static char text[MOST];
+    int fds[FDS] = {s->in, s->out, s->err, s->status};
+    char control[CMSG_SPACE(sizeof fds)];
+    struct iovec data = {text, 0};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = (memset(control, 0, sizeof control), CMSG_FIRSTHDR(&message));
+    pid_t pid = spare.pid;
+
+    if (!agent_own_kernel || guest.null_fd < 0)
+        return -1;
+    due = now_ns() + SOON;
+    if (pid <= 0 || !(data.iov_len = pack(s, text)))
+        return -1;
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fds);
+    memcpy(CMSG_DATA(header), fds, sizeof fds);
+    if (sendmsg(spare.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        pid = -1; /* it is dead */
+    close(spare.fd);
+    spare.pid = 0;
+    return pid;
+}
