@@ -26,6 +26,7 @@ from .reading import Reader, sandbox_reader
 from .target import opened_in, remove_content, same_file, temporary, umask
 
 GROWTH = 64 * 2**20  # how much larger than told a file may have become meanwhile
+_QUICK = 2**18  # files that are compared at once: a thread would cost more
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -206,7 +207,7 @@ class _Apply:
                 finally:
                     os.close(out)
                 old = self.replaceable(fd, last)
-                if old is not None and await asyncio.to_thread(same_file, fd, part, last):
+                if old is not None and await _same(fd, part, last, old.st_size):
                     os.unlink(part, dir_fd=fd)
                     return
                 if old is not None and stat.S_ISDIR(old.st_mode):
@@ -309,3 +310,9 @@ class _Apply:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             raise _Left("it was removed inside, and holds other files here") from None
+
+
+async def _same(fd: int, part: str, last: str, size: int) -> bool:
+    if size <= _QUICK:
+        return same_file(fd, part, last)
+    return await asyncio.to_thread(same_file, fd, part, last)

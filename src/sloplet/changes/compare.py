@@ -19,6 +19,7 @@ from .text import MAX_TEXT, MAX_TOTAL, Effort, as_text, unified
 from .walk import Found, walk
 
 _LEAST = 64  # what the text of a file counts at least: a million empty files are not free
+_QUICK = 512  # texts that are compared at once: a thread would cost more
 
 
 async def diff_of(
@@ -172,7 +173,10 @@ class _Comparison:
         before = as_text(old) if old is not None else None
         after = as_text(new) if new is not None else None
         if (before is None) == (old is None) and (after is None) == (new is None):
-            self.texts[one.path] = await asyncio.to_thread(unified, one.path, before, after, self.effort)
+            if not before or not after or max(len(before), len(after)) < _QUICK:
+                self.texts[one.path] = unified(one.path, before, after, self.effort)
+            else:
+                self.texts[one.path] = await asyncio.to_thread(unified, one.path, before, after, self.effort)
 
     def change(self, one: Found, text: bool) -> Change:
         node = one.new or one.old
