@@ -217,16 +217,15 @@ class Runtime:
             await live.gone.wait()
             if ours:
                 return
-        else:
-            async with self.timeline.turn(sandbox_id):  # one that is just being woken
-                pass
-            if sandbox_id in self._live:
-                return await self.kill(sandbox_id)
         # It was dead or paused, or just died: its record goes now, and all that was saved of it.
-        record = await self.on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
-        if record is not None and record.info.state in ("dead", "paused"):
-            await self.delete_saved(sandbox_id)
-            await self.on_state(lambda: self.forget(record.owner, record.info.id))
+        async with self.timeline.turn(sandbox_id):
+            if sandbox_id not in self._live:
+                record = await self.on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
+                if record is not None and record.info.state in ("dead", "paused"):
+                    await self.delete_saved(sandbox_id)
+                    await self.on_state(lambda: self.forget(record.owner, record.info.id))
+                return
+        await self.kill(sandbox_id)  # somebody has woken it meanwhile
 
     # -- live state: see timeline.py ---------------------------------------------------
 
@@ -465,14 +464,17 @@ class Runtime:
 
     async def put_away(self, live: Live, farewell: SlopletError, *, after: Live | None = None) -> None:
         """End its processes, and leave its record to the caller: it is paused, or ``after`` goes on in its place."""
+        ended = live.ending  # somebody ends it for good just now: it is held until that is done
         try:
             await self._stop(live, farewell)
         finally:
-            if after is None:
+            if after is None and not ended:
                 self._live.pop(live.info.id, None)
-            live.gone.set()
+            if not ended:
+                live.gone.set()
             if live.gate is not None:
                 live.gate.set()
+                live.gate = None
             if self.on_gone is not None:
                 self.on_gone()
 
@@ -490,9 +492,10 @@ class Runtime:
         try:
             # Should this fail (a failing disk), the record stays for the reaper, and nobody waits for us in vain.
             await self._stop(live, dead_error(live.info, reason or "it was closed"))
-            if not (died and self.holder == "keeper"):
-                await self.delete_saved(sandbox_id)
-            await self.on_state(finish)
+            async with self.timeline.turn(sandbox_id):  # what was just being done with it has come to its end
+                if not (died and self.holder == "keeper"):
+                    await self.delete_saved(sandbox_id)
+                await self.on_state(finish)
         except OSError as error:
             if isinstance(error, SlopletError):
                 raise
@@ -500,7 +503,8 @@ class Runtime:
         finally:
             if died and self.holder != "keeper":
                 _remember(self._dead_reasons, sandbox_id, reason)
-            self._live.pop(sandbox_id, None)
+            if self._live.get(sandbox_id) is live:
+                del self._live[sandbox_id]
             live.gone.set()
             if live.gate is not None:
                 live.gate.set()

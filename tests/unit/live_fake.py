@@ -173,6 +173,6 @@ def in_world(
             await world.runtime.aclose()
             left = world.left()
             assert engine.running == set(), "something still runs"
-            assert left == [], "files are left"
+            assert left == [], f"files are left: {left}"
 
     return asyncio.run(main())

@@ -121,7 +121,7 @@ class Sleeping(Saving):
         """From what was saved of it, or from another of its snapshots. The caller has its turn."""
         runtime = self._runtime
         before = await self._record(sandbox_id)
-        if before.state not in ("paused", "dead") or before.saved is None:
+        if before.state not in ("paused", "dead") or before.saved is None or runtime.holds(sandbox_id):
             raise runtime.not_held(sandbox_id, before)
         if before.expires_at is not None and before.expires_at <= time.time():
             await runtime.delete_saved(sandbox_id)
