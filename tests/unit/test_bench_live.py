@@ -103,6 +103,16 @@ def test_the_table_shows_all_lines_and_what_was_left_out() -> None:
         assert line.what in text
 
 
+@pytest.mark.parametrize(("load", "said"), [(0.5, False), (40.0, True)])
+def test_a_busy_machine_is_told_of(load: float, said: bool) -> None:
+    console = Console(width=300, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    report = filled()
+    report.machine |= {"load": [load, 0.0, 0.0], "cpus_usable": 2}
+    show_live(report, console)
+    console.file.close()
+    assert ("other things to do" in console.export_text()) is said
+
+
 def test_the_json_says_which_run_it_was() -> None:
     data = json.loads(json.dumps(filled().to_dict()))
     assert data["kind"] == "live"

@@ -22,14 +22,6 @@ class Stopwatch:
 
 
 def snapshots(bench: Bench, box: Sandbox, raw: RawBox, metric: str) -> dict[str, Job]:
-    def ours() -> dict[str, float]:
-        clock = Stopwatch()
-        made = box.snapshot()
-        took = clock()
-        must(made.kind == "live", f"a snapshot of kind {made.kind}")
-        box.delete_snapshot(made, force=True)
-        return {metric: took}
-
     def by_hand() -> dict[str, float]:
         clock = Stopwatch()
         image = bench.raw.checkpoint(raw)
@@ -37,22 +29,23 @@ def snapshots(bench: Bench, box: Sandbox, raw: RawBox, metric: str) -> dict[str,
         image.remove()
         return {metric: took}
 
-    return {OURS: ours, RAW: by_hand}
+    return {OURS: snapshotting(box, metric), RAW: by_hand}
+
+
+def snapshotting(box: Sandbox, metric: str) -> Job:
+    def job() -> dict[str, float]:
+        clock = Stopwatch()
+        made = box.snapshot()
+        took = clock()
+        must(made.kind == "live", f"a snapshot of kind {made.kind}")
+        box.delete_snapshot(made, force=True)
+        return {metric: took}
+
+    return job
 
 
 def restores(bench: Bench, template: str, image: Image, prefix: str) -> dict[str, Job]:
     """To the first answer, and to the first command's result."""
-
-    def ours() -> dict[str, float]:
-        clock = Stopwatch()
-        box = bench.ours.from_template(template)
-        try:
-            box.start()
-            answer = clock()
-            first_result(box)
-            return {f"{prefix}.answer": answer, f"{prefix}.result": clock()}
-        finally:
-            box.close()
 
     def by_hand() -> dict[str, float]:
         clock = Stopwatch()
@@ -66,15 +59,30 @@ def restores(bench: Bench, template: str, image: Image, prefix: str) -> dict[str
         finally:
             bench.raw.end(box)
 
-    return {OURS: ours, RAW: by_hand}
+    return {OURS: restoring(bench, template, prefix), RAW: by_hand}
 
 
-def checked_anew(bench: Bench, template: Snapshot, restoring: Job, metric: str) -> Job:
+def restoring(bench: Bench, template: str, prefix: str) -> Job:
+    def job() -> dict[str, float]:
+        clock = Stopwatch()
+        box = bench.ours.from_template(template)
+        try:
+            box.start()
+            answer = clock()
+            first_result(box)
+            return {f"{prefix}.answer": answer, f"{prefix}.result": clock()}
+        finally:
+            box.close()
+
+    return job
+
+
+def checked_anew(bench: Bench, template: Snapshot, restore: Job, metric: str) -> Job:
     """The same restore, to its first result, as the first one of a process."""
 
     def job() -> dict[str, float]:
         bench.ours.forget_checks(template)
-        return {metric: restoring()["restore.result"]}
+        return {metric: restore()["restore.result"]}
 
     return job
 

@@ -34,13 +34,17 @@ class Ours:
         box: Sandbox = Sandbox(engine=engine, controller=self.runtime, **settings)
         return box
 
+    def free_box(self, **settings: Any) -> Sandbox:
+        """One that may use all processors, as runsc by hand does. (By default a sandbox may use one.)"""
+        return self.box(cpus=len(os.sched_getaffinity(0)), allow_weaker=True, **settings)
+
     def from_template(self, name: str) -> Sandbox:
         box: Sandbox = Sandbox(template=name, controller=self.runtime, allow_weaker=True)
         return box
 
     def holding(self, python: str, mebibytes: int) -> tuple[Sandbox, str]:
         """A sandbox with a process in it that holds that much; and the checksum of it."""
-        box = self.box(memory=(mebibytes + _ROOM) * 2**20, allow_weaker=True)
+        box = self.free_box(memory=(mebibytes + _ROOM) * 2**20)
         process = box.spawn(guests.holder(python, mebibytes), detached=True)
         said = ""
         for _, text in process:

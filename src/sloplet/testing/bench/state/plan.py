@@ -11,6 +11,7 @@ from .ours import Ours
 from .raw import RawRunsc
 
 OURS, RAW = "gvisor", "runsc"
+DEFAULT = "gvisor, cpus=1"  #: with the limits that a sandbox has by default; the others may use all processors
 Job = Callable[[], dict[str, float]]  #: one sample of each metric it names
 
 

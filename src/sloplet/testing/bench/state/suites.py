@@ -13,7 +13,7 @@ from ..memory import MIB, descendants, machine_available, weigh
 from ..run import Say
 from . import guests, jobs
 from .ours import close_all, digest_now, first_result, first_results
-from .plan import OURS, RAW, Bench
+from .plan import DEFAULT, OURS, RAW, Bench
 from .raw import Image
 
 _NO_PYTHON = "there is no python3 inside that both sides could run"
@@ -22,11 +22,13 @@ _MEMORY_TIMES, _DISK_TIMES = 4, 5  # what a size needs at once: the sandbox, its
 
 def snapshot(bench: Bench, say: Say) -> None:
     raw = bench.raw.start(guests.answerer())
-    with bench.ours.box() as box:
-        first_result(box)
-        bench.in_turns(jobs.snapshots(bench, box, raw, "snapshot.time"), bench.plan.many)
-        with _saved(bench, box) as image:
-            bench.report.add("snapshot.disk", RAW, _size(image.folder))
+    with bench.ours.free_box() as box, bench.ours.box() as default:
+        first_results([box, default])
+        both = jobs.snapshots(bench, box, raw, "snapshot.time")
+        bench.in_turns(both | {DEFAULT: jobs.snapshotting(default, "snapshot.time")}, bench.plan.many)
+        image = bench.raw.checkpoint(raw)
+        bench.report.add("snapshot.disk", RAW, _size(image.folder))
+        image.remove()
         bench.report.add("snapshot.disk", OURS, box.snapshot().bytes / MIB)
     bench.raw.end(raw)
 
@@ -45,14 +47,17 @@ def _saved(bench: Bench, box: Sandbox) -> Iterator[Image]:
 
 
 def restore(bench: Bench, say: Say) -> None:
-    with bench.ours.box() as box, _saved(bench, box) as image:
-        template = box.template("bench")
-        bench.in_turns(jobs.restores(bench, "bench", image, "restore"), bench.plan.rounds)
-        box.delete_snapshot(template, force=True)
+    with bench.ours.free_box() as box, bench.ours.box() as default, _saved(bench, box) as image:
+        first_result(default)
+        templates = [(box, box.template("bench")), (default, default.template("bench-default"))]
+        both = jobs.restores(bench, "bench", image, "restore")
+        bench.in_turns(both | {DEFAULT: jobs.restoring(bench, "bench-default", "restore")}, bench.plan.rounds)
+        for owner, template in templates:
+            owner.delete_snapshot(template, force=True)
 
 
 def fork(bench: Bench, say: Say) -> None:
-    with bench.ours.box() as box, _saved(bench, box) as image:
+    with bench.ours.free_box() as box, _saved(bench, box) as image:
         bench.in_turns(jobs.forks(bench, box, image, bench.plan.copies, "fork"), bench.plan.few)
 
 

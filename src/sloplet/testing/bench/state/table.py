@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -69,6 +70,17 @@ def _word(verdict: Verdict) -> str:
     return "ok" if verdict.passed else "MISS"
 
 
+_BUSY = (
+    "The machine had other things to do. To its scheduler a sandbox of ours is one group, and runsc by hand many "
+    "threads: ratios come out against us."
+)
+
+
+def busy(machine: dict[str, Any]) -> bool:
+    """Whether others wanted the processors when it began."""
+    return bool(machine["load"][0] > machine["cpus_usable"])
+
+
 def show_live(report: Report, console: Console) -> None:
     console.print(machine_line(report.machine))
     table = Table(title="sloplet bench --live", title_justify="left", header_style="bold")
@@ -85,6 +97,8 @@ def show_live(report: Report, console: Console) -> None:
         )  # fmt: skip
     if found:
         console.print(table)
+    if busy(report.machine):
+        console.print(_BUSY, style="yellow", highlight=False)
     for subject, why in report.skipped.items():
         if why != "not asked for":
             console.print(f"not measured: {subject}: {why}", highlight=False, markup=False)
