@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from sloplet.cli.main import invoke
 from sloplet.controller import Change, Diff, SandboxInfo, Snapshot
 from sloplet.errors import SandboxNotFound, SnapshotInUse, SnapshotNotFound, UnsupportedOperation
 from sloplet.spec import SandboxSpec
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Records:
+    """A controller for the CLI, with the sandboxes dev (gvisor) and box (container)."""
+    made = Records(info("dev"), info("box", engine="container", rung="container"))
+
+    async def controller(start: bool = True) -> Records:
+        return made
+
+    monkeypatch.setattr("sloplet.keeper.client.keeper_controller", controller)
+    return made
+
+
+def speaker(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs the CLI in this process: exit code, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = invoke([*words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
 
 
 def info(name: str, **changes: Any) -> SandboxInfo:
@@ -49,6 +76,12 @@ class Records:
             if ref in (box.id, box.name):
                 return box
         raise SandboxNotFound(f"there is no sandbox {ref!r}", hint="see `sloplet ls`")
+
+    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        return self.put(info(spec.name or ""), spec=spec)
+
+    async def status(self) -> dict[str, Any]:
+        return {"pid": 7}
 
     async def list(self) -> list[SandboxInfo]:
         return [*self.boxes.values()]

@@ -1,82 +1,33 @@
-"""The verbs of docs/live.md: what they print, what they refuse, and what they ask for, over a controller of records."""
+"""The verbs of docs/live.md over a controller of records: what they print, what they refuse, what they ask for."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import click
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cli_controller import Records, info
+from cli_controller import Records, Said, info, install, speaker
 
 from sloplet.cli.diff import inside, select
 from sloplet.cli.fork import child_names
-from sloplet.cli.main import cli, invoke
-from sloplet.cli.saved import state_text
-from sloplet.cli.working import progress_line
-from sloplet.controller import Change, Event
+from sloplet.controller import Change
 from sloplet.errors import InvalidName
 
 pytestmark = pytest.mark.anyone
-Said = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def records(monkeypatch: pytest.MonkeyPatch) -> Records:
-    made = Records(info("dev"), info("box", engine="container", rung="container"))
-
-    async def controller(start: bool = True) -> Records:
-        return made
-
-    monkeypatch.setattr("sloplet.keeper.client.keeper_controller", controller)
-    return made
+    return install(monkeypatch)
 
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    def run(*words: str) -> tuple[int, str, str]:
-        code = invoke([*words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-def test_pause_and_resume(records: Records, said: Said) -> None:
-    code, out, err = said("pause", "dev")
-    assert (code, err) == (0, "")
-    assert out.startswith("dev: paused, 1M saved in ")
-    assert said("pause", "dev")[1] == "dev: paused already\n"
-    assert said("resume", "dev")[1].startswith("dev: running, woken in ")
-    assert said("resume", "dev")[1] == "dev: running already\n"
-
-
-def test_pause_of_several_goes_on_after_a_refusal(records: Records, said: Said) -> None:
-    code, out, err = said("pause", "box", "nobody", "dev")
-    assert code == 125
-    assert out.startswith("dev: paused")
-    assert "the container engine cannot save processes (create it with --engine gvisor)" in err
-    assert "there is no sandbox 'nobody' (see `sloplet ls`)" in err
-    document = json.loads(said("pause", "box", "dev", "--json")[1])
-    assert [item["name"] for item in document["sandboxes"]] == ["dev"]
-    assert [item["error"] for item in document["failed"]] == ["UnsupportedOperation"]
-
-
-def test_resume_tells_of_a_recovery(records: Records, said: Said) -> None:
-    records.put(records.boxes["id-dev"], state="dead", reason="killed", saved="x", saved_at=time.time() - 200)
-    assert "recovered in " in (out := said("resume", "dev")[1])
-    assert "from its checkpoint of 3m20s ago" in out
+    return speaker(capsys)
 
 
 def test_snapshot(records: Records, said: Said) -> None:
@@ -334,109 +285,3 @@ def test_export_and_import(records: Records, said: Said, tmp_path: Path) -> None
     code, _, err = said("import", str(tmp_path / "none"))
     assert code == 125
     assert "`sloplet export`" in err
-
-
-def test_states_in_words() -> None:
-    now = time.time()
-    assert state_text(info("dev", state="paused", saved="x", saved_at=now - 7200)) == "paused for 2h"
-    dead = info("dev", state="dead", reason="out of memory", saved="x", saved_at=now - 180)
-    assert state_text(dead) == "dead, checkpoint of 3m ago: `sloplet resume dev` (it died: out of memory)"
-    assert state_text(info("dev", state="dead", reason="killed")) == "dead: killed"
-    assert state_text(info("dev", recovered_from=now - 65)) == "running, recovered from its checkpoint of 1m5s ago"
-
-
-def test_progress_lines() -> None:
-    assert progress_line("saving dev", 1, 2.34, None) == "/ saving dev 2.3 s"
-    assert progress_line("writing f", 0, 1, (2048, None)) == "| writing f 1.0 s, 2K"
-    assert progress_line("reading f", 0, 1, (50, 100)).endswith(" 50% [##########----------] 50 of 100")
-    narrow = progress_line("x" * 100, 0, 1, (50, 100), 60)
-    assert narrow.startswith("| xxxx")
-    assert narrow.endswith("xx… 1.0 s  50% [##########----------] 50 of 100")
-    assert len(narrow) == 60
-
-
-def subcommands() -> list[Any]:
-    context = click.Context(cli)
-    return [
-        pytest.param(sub, id=f"{verb} {name}")
-        for verb in ("snapshots", "template")
-        for name, sub in getattr(cli.get_command(context, verb), "commands", {}).items()
-    ]
-
-
-@pytest.mark.parametrize("command", subcommands())
-def test_verbs_of_verbs_have_help_examples_json_and_docs(command: click.Command) -> None:
-    text = command.get_help(click.Context(command))
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-    assert "Examples:" in text
-    assert "--json" in text
-    for option in command.params:
-        if isinstance(option, click.Option):
-            assert option.help
-            assert max(option.opts, key=len) in page
-
-
-def test_completion_offers_verbs_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.shell_completion import ShellComplete
-
-    monkeypatch.setattr("sloplet.cli.completing.sandboxes", lambda incomplete: ["rmbox"])
-    monkeypatch.setattr("sloplet.cli.completing.snapshots", lambda name, incomplete: [f"{name}-base"])
-    monkeypatch.setattr("sloplet.cli.completing.templates", lambda incomplete: ["warm"])
-    complete = ShellComplete(cli, {}, "sloplet", "_SLOPLET_COMPLETE")
-
-    def values(*words: str, incomplete: str = "") -> list[str]:
-        return [item.value for item in complete.get_completions([*words], incomplete)]
-
-    assert {"rm", "rmbox"} <= set(values("snapshots"))
-    assert values("rollback", "dev") == ["dev-base"]
-    assert values("snapshots", "rm", "dev") == ["dev-base"]
-    assert values("fork", "dev", "--snapshot") == ["dev-base"]
-    assert values("template", "rm") == ["warm"]
-    assert values("create", "x", "--template") == ["warm"]
-    assert values("template", "create", "t") == ["rmbox"]
-
-
-def test_ctrl_c_says_what_is_there(records: Records, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(sandbox_id: str) -> None:
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(records, "pause", never)
-    code, out, err = said("pause", "dev")
-    assert (code, out) == (130, "")
-    assert err == (
-        "sloplet: interrupted. dev is running; what was begun is finished or undone as a whole (`sloplet ls`)\n"
-    )
-
-
-def test_what_takes_long_says_so_at_a_terminal(
-    records: Records, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("sloplet.cli.working._PATIENCE", 0.0)
-    monkeypatch.setattr("sloplet.cli.working._INTERVAL", 0.001)
-    monkeypatch.setattr("sloplet.cli.working.os.get_terminal_size", lambda fd: os.terminal_size((80, 24)))
-    told = asyncio.Event()
-
-    async def events(sandbox_id: str | None = None) -> AsyncIterator[Event]:
-        yield Event(0.0, "id-other", "export.progress", {"bytes": 9, "total": 10})
-        yield Event(0.0, "id-dev", "export.progress", {"bytes": 512, "total": 1024})
-        told.set()
-        await asyncio.Event().wait()
-
-    quick = records.export
-
-    async def slow(sandbox_id: str, path: str, *, image: bool = True) -> Any:
-        await told.wait()
-        while " 50% [##########----------] 512 of 1K" not in "".join(printed):
-            await asyncio.sleep(0.001)
-        return await quick(sandbox_id, path, image=image)
-
-    printed: list[str] = []
-    monkeypatch.setattr(records, "events", events, raising=False)
-    monkeypatch.setattr(records, "export", slow)
-    monkeypatch.setattr("sloplet.cli.working.complain", printed.append)
-    monkeypatch.setattr("sloplet.cli.working.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
-    assert said("export", "dev", str(tmp_path / "file"))[0] == 0
-    assert "writing" in printed[0]
-    assert printed[-1] == "\r\x1b[K", "the line is gone afterwards"
-    assert not any("90%" in line for line in printed), "another sandbox's"
