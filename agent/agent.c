@@ -21,6 +21,7 @@
 
 #include "freeze.h"
 #include "guest.h"
+#include "layers.h"
 #include "loop.h"
 #include "memory.h"
 #include "ops.h"
@@ -223,6 +224,7 @@ static void run(void)
         busy = wire_busy();
         if (!wire_turn()) /* last: it flushes what all the others queued */
             return;
+        baseline_take(); /* the host has its answer to HELLO, and takes a moment to ask for more */
         if (events > 0 || busy) {
             dirty = true;
         } else if (dirty) {

@@ -206,7 +206,7 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     if (!unknown)
         make_folder(u.home, &u);
     stir(&f);
-    baseline_take();
+    baseline_due();
     if (wire_held() || freeze_serving()) /* a restored copy: it is someone else by now, and may go on */
         freeze_end(false);
     fw_int(&w, TAG_PID, guest.self);

@@ -28,7 +28,7 @@ struct known {
 
 static struct known *known;
 static size_t known_count, known_cap;
-static bool taken;
+static bool due, taken;
 
 bool layers_known(void)
 {
@@ -138,11 +138,16 @@ static void remember_layer(const struct layer *l, int number)
     walk_close(&walk);
 }
 
+void baseline_due(void)
+{
+    due = layers_known();
+}
+
 void baseline_take(void)
 {
     struct layer l;
 
-    if (taken || !layers_known())
+    if (taken || !due)
         return;
     taken = true;
     for (int i = 0; layer_open(i, &l); i++)

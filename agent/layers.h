@@ -20,7 +20,8 @@ bool layer_open(int number, struct layer *out);
 /* A whiteout of an overlay's upper folder. */
 bool is_whiteout(const struct stat *st);
 
-/* Remembers how everything is now, before the first command. Once. */
+/* HELLO has laid out all there is: what baseline_take, as soon as there is time but before the first request, remembers once. */
+void baseline_due(void);
 void baseline_take(void);
 /* Whether this is as it was then. */
 bool baseline_same(const char *path, const struct stat *st);

@@ -6,6 +6,7 @@
 
 #include "freeze.h"
 #include "guest.h"
+#include "layers.h"
 #include "proc.h"
 
 #define B(tag) TAG_BIT(TAG_##tag)
@@ -46,6 +47,7 @@ void op_dispatch(struct stream *s, const uint8_t *payload, uint32_t n)
     const struct op *op = NULL;
     int error;
 
+    baseline_take();
     /* OP comes first, so that the fields behind it can be judged by it. */
     if (n < 14 || payload[0] != TAG_OP || fields_parse(payload, 14, B(OP), &f, &why)) {
         stream_fail(s, EPROTO, NULL, "bad request: %s", why);
