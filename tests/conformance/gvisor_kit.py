@@ -21,6 +21,9 @@ from sloplet.wire.fields import Fields
 from sloplet.wire.mux import HostMux
 from sloplet.wire.schema import Op, Tag
 
+#: The ids of all that were ever begun.
+made: list[str] = []
+
 
 def engine() -> Engine:
     return registry.load("gvisor")
@@ -62,6 +65,7 @@ class Held:
 async def started(folder: Path | None = None, spec: SandboxSpec | None = None) -> AsyncIterator[Held]:
     """A fresh sandbox, or what was saved in ``folder``; gone with all it held at the end."""
     sandbox_id = new_id()
+    made.append(sandbox_id)
     place = Home().open().sandboxes / "tests" / sandbox_id
     place.mkdir(parents=True)
     restore = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gvisor_kit import Held, engine, started
+from gvisor_kit import Held, engine, made, started
 
-from sloplet.engines import registry
+from sloplet.engines import cgroups, registry
+from sloplet.engines.machine import machine
 from sloplet.errors import SaveFailed, StartFailed
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
 from sloplet.testing.leaks import adopted_orphans, settled, snapshot
+from sloplet.wire.schema import Op
 
 #: Counts in its memory, and says so to whoever connects.
 COUNTER = """
@@ -152,6 +154,55 @@ async def test_a_damaged_state(folder: Path) -> None:
     image.write_bytes(whole)
     async with started(folder) as box:
         assert (await box.run("true")).ok
+
+
+@asynchronous
+async def test_given_up_at_any_moment(folder: Path) -> None:
+    """Who is cancelled while it starts or is restored leaves no process and no group."""
+    async with started() as box:
+        await box.save(folder, stop=True)
+
+    async def give_up(after: float, source: Path | None) -> None:
+        async def whole() -> None:
+            async with started(source):
+                pass
+
+        task = asyncio.ensure_future(whole())
+        await asyncio.wait([task], timeout=after)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    before = snapshot()
+    made.clear()
+    for number in range(8):
+        await give_up(number * 0.025, folder if number % 2 else None)
+    assert snapshot().processes == before.processes
+    assert len(made) == 8
+    assert [cgroups.find_leftovers(machine().cgroup, each) for each in made] == [()] * 8
+
+
+@asynchronous
+async def test_a_save_that_nobody_waits_for(folder: Path) -> None:
+    """It goes to its end; the next one takes its turn."""
+    async with started() as box:
+        await said(box, "echo kept > /workspace/file")
+        await box.op(Op.FREEZE)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        task = asyncio.ensure_future(box.instance.save(descriptor, stop=False))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        os.close(descriptor)
+        second = folder.parent / "second"
+        second.mkdir()
+        descriptor = os.open(second, os.O_RDONLY | os.O_DIRECTORY)
+        await box.instance.save(descriptor, stop=False)
+        os.close(descriptor)
+        await box.op(Op.THAW)
+        assert await said(box, "cat /workspace/file") == "kept\n"
+        for source in (folder, second):
+            async with started(source) as copy:
+                assert await said(copy, "cat /workspace/file") == "kept\n"
 
 
 @pytest.fixture
