@@ -97,11 +97,14 @@ async def read_listing(stream: Stream, prefix: str = "/") -> Listing:
     """Everything that a CHANGES stream tells. Raises the operation's own error, ProtocolError, FileError."""
     from ..files import records
 
-    flags = (await stream.started()).integer(Tag.FLAGS, 0)
-    collector = Collector(bool(flags & ListingFlag.COMPLETE), prefix)
-    async for record in records(stream):
-        collector.add(record)
-    return collector.listing
+    try:
+        flags = (await stream.started()).integer(Tag.FLAGS, 0)
+        collector = Collector(bool(flags & ListingFlag.COMPLETE), prefix)
+        async for record in records(stream):
+            collector.add(record)
+        return collector.listing
+    finally:
+        stream.reset()
 
 
 def decode_listing(data: Iterable[bytes], complete: bool) -> Listing:

@@ -16,7 +16,7 @@ _MAX_BELOW = 10_000
 _MAX_BELOW_TEXT = 2**20
 
 
-@dataclass
+@dataclass(slots=True)
 class Found:
     """A path that differs, or may."""
 
