@@ -12,7 +12,7 @@ from test_jail import RANGE, ROOT, SINGLE, VIEW, only
 
 from sloplet.engines import jail, oci, plan, shell, verbs
 from sloplet.engines.base import ResolvedImage, StateFormat
-from sloplet.engines.controls import OWN_KERNEL_MEMORY, decide_for_own_kernel
+from sloplet.engines.controls import decide_for_own_kernel, own_kernel_memory
 from sloplet.engines.gvisor import GvisorEngine, cpu_features
 from sloplet.engines.machine import Machine
 from sloplet.engines.minder import describe
@@ -117,7 +117,7 @@ class TestControls:
         assert decided.watched == 64 * 2**20
         memory = next(item for item in decided.guarantees if item.control == "memory")
         assert memory.enforced
-        assert f"{OWN_KERNEL_MEMORY >> 20} MiB" in memory.how
+        assert f"{own_kernel_memory(made.limits) >> 20} MiB" in memory.how
         with pytest.raises(ControlUnavailable):
             decide_for_own_kernel(made, RANGE, "x")
         weaker = decide_for_own_kernel(replace(made, allow_weaker=True), RANGE, "x")

@@ -23,8 +23,6 @@ _TMPFS_SHARE = 2  # a disk kept in memory takes at most one part in this many of
 _EXT4_LEAST = 8 * _MIB
 _RLIMIT_MSGQUEUE = 12
 _KERNEL_FILES = 1 << 20  # what a kernel of the sandbox's own may open of the host's
-#: What gVisor's kernel and its helper use beside the sandbox's own: measured, docs/adr/0040.
-OWN_KERNEL_MEMORY = 192 * _MIB
 
 
 @dataclass(frozen=True)
@@ -191,10 +189,16 @@ def decide_for_own_kernel(spec: SandboxSpec, machine: Machine, sandbox_id: str) 
     return Controls(found, limits, scratch, rlimits, pinned, limits.memory)
 
 
+def own_kernel_memory(limits: Limits) -> int:
+    """What gVisor's kernel and its helper may use beside the sandbox's own: some for all, and what the host needs for
+    each process. Measured: docs/adr/0040."""
+    return 128 * _MIB + min(limits.pids * _MIB // 2, 2048 * _MIB)
+
+
 def _own_memory(limits: Limits, machine: Machine) -> Guarantee:
     inside = "gVisor's kernel counts it and the agent ends the largest process, looking up to 100 times a second"
     if machine.cgroup.enforces("memory"):
-        most = f"cgroup v{machine.cgroup.version} memory with {OWN_KERNEL_MEMORY // _MIB} MiB more for gVisor itself"
+        most = f"cgroup v{machine.cgroup.version} memory with {own_kernel_memory(limits) // _MIB} MiB more for gVisor itself"
         return Guarantee("memory", True, f"{most}; within it {inside}", size_text(limits.memory))
     return Guarantee("memory", False, f"{inside} ({machine.cgroup.reason})", size_text(limits.memory))
 

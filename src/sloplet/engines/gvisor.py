@@ -21,7 +21,7 @@ from . import cgroups, jail, shell, verbs
 from .agentbin import agent_path
 from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
 from .container import USERNS_FIX, scratch_template
-from .controls import OWN_KERNEL_MEMORY, Controls, decide_for_own_kernel, enforceable
+from .controls import Controls, decide_for_own_kernel, enforceable, own_kernel_memory
 from .launcher import launch, try_plan
 from .machine import FIRST_RANGE, RANGE_SIZE, RANGES, Machine, machine
 from .minder import Minded, Verbs
@@ -219,7 +219,7 @@ class GvisorEngine:
 
 def _outside(limits: Limits) -> Limits:
     """What the whole of runsc may use: the sandbox's own, and gVisor's on top."""
-    return replace(limits, memory=limits.memory + OWN_KERNEL_MEMORY, pids=limits.pids * 4 + 512)
+    return replace(limits, memory=limits.memory + own_kernel_memory(limits), pids=limits.pids * 4 + 512)
 
 
 def _cpuinfo() -> str:
