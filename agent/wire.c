@@ -17,14 +17,14 @@
 
 #define BUCKETS 128
 #define IN_CAP (WIRE_HEADER_SIZE + WIRE_MAX_OPEN + WIRE_MAX_PAYLOAD)
-#define HELD_CAP (32u * 1024 * 1024) /* what may come while held: address space, until it does */
+#define HELD_CAP (32u * 1024 * 1024) /* what may come while held */
 #define READ_CHUNK (128u * 1024)
 #define GRANT_LUMP (WIRE_INITIAL_CREDIT / 2)
 
 static struct source in_source = {.fd = -1}, out_source = {.fd = -1};
 static struct outq out;
 static uint8_t *in_buf;
-static size_t in_len, in_pos, in_touched, in_seen; /* in_seen: while held, behind the last frame looked at */
+static size_t in_cap = IN_CAP, in_len, in_pos, in_touched, in_seen; /* in_seen: while held, behind the last frame looked at */
 static bool greeted, finishing, over, stalled, held;
 static int exit_code;
 static uint32_t last_id;
@@ -418,9 +418,21 @@ int wire_wait(void)
     return loop_wait_pair(&in_source, &out_source);
 }
 
+/* What is kept until the thaw may be more than ever waits otherwise. */
+static void grow_input(void)
+{
+    void *more = mremap(in_buf, IN_CAP, HELD_CAP, MREMAP_MAYMOVE);
+
+    if (more == MAP_FAILED) {
+        wire_abort(1, "there is no memory for what must wait for the thaw");
+        return;
+    }
+    in_buf = more;
+    in_cap = HELD_CAP;
+}
+
 static void on_readable(struct source *src, uint32_t events)
 {
-    size_t cap = held ? HELD_CAP : IN_CAP;
     ssize_t n;
 
     (void)events;
@@ -430,7 +442,9 @@ static void on_readable(struct source *src, uint32_t events)
         in_seen -= in_seen < in_pos ? in_seen : in_pos;
         in_pos = 0;
     }
-    n = in_len >= cap ? 0 : cap - in_len < READ_CHUNK ? (ssize_t)(cap - in_len) : (ssize_t)READ_CHUNK;
+    if (held && in_len == IN_CAP && in_cap == IN_CAP)
+        grow_input();
+    n = in_cap - in_len < READ_CHUNK ? (ssize_t)(in_cap - in_len) : (ssize_t)READ_CHUNK;
     if (n == 0) {
         loop_want(src, 0); /* full of frames that wait for the host to read: wire_turn goes on */
         return;
@@ -459,11 +473,11 @@ static void on_writable(struct source *src, uint32_t events)
 
 int wire_init(int in_fd, int out_fd)
 {
-    in_buf = mmap(NULL, HELD_CAP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+    in_buf = mmap(NULL, IN_CAP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                   -1, 0);
     if (in_buf == MAP_FAILED)
         return -1;
-    madvise(in_buf, HELD_CAP, MADV_DONTFORK);
+    madvise(in_buf, IN_CAP, MADV_DONTFORK);
     fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
     if (loop_add(&in_source, in_fd, EPOLLIN, on_readable) < 0)

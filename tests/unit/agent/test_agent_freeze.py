@@ -200,6 +200,30 @@ def test_frozen_but_served(box: AgentClient, mark: Marker, tmp_path: Path) -> No
     assert box.call(Op.FREEZE, (Tag.FLAGS, 2)).error == errno.EINVAL
 
 
+def test_much_is_kept_until_the_thaw(bare: AgentClient, tmp_path: Path) -> None:
+    """Uploads that were under way, all with their credit used up."""
+    uploads = [bare.open(Op.WRITE, (Tag.PATH, str(tmp_path / f"up{i}"))) for i in range(20)]
+    bare.ping()
+    bare.call(Op.FREEZE)
+    for i, upload in enumerate(uploads):
+        bare.send(frame(FrameType.DATA, upload.number, bytes([i]) * 65536) * 4)
+    assert _silent(bare)
+    bare.call(Op.THAW)
+    for i, upload in enumerate(uploads):
+        bare.end(upload)
+        assert bare.wait(upload).closed[Tag.BYTES] == 262144
+        assert (tmp_path / f"up{i}").read_bytes() == bytes([i]) * 262144
+
+
+def test_too_much_to_be_kept(bare: AgentClient) -> None:
+    """A host that goes on asking and asking loses the connection, the agent not its head."""
+    bare.call(Op.FREEZE)
+    big = frame(FrameType.OPEN, bare.next, encode([(Tag.OP, Op.EXEC), *((Tag.ARGV, b"x" * 65536) for _ in range(15))]))
+    with pytest.raises(BrokenPipeError):
+        bare.send(big * 40)
+    assert bare.wait_exit() == 2
+
+
 @pytest.mark.parametrize("limit", [-1, 60_001, 2**62])
 def test_a_time_limit_out_of_range(box: AgentClient, limit: int) -> None:
     assert box.call(Op.FREEZE, (Tag.TIMEOUT_MS, limit)).error == errno.EINVAL
