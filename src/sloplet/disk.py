@@ -1,18 +1,17 @@
-"""Disk snapshots: the files that differ from the image, as the agent tells them, kept in one file and brought back.
+"""Disk snapshots: the files that differ from the image, as the agent tells them, kept and brought back.
 
-For engines that cannot save processes. The file holds the records of CHANGES with contents (docs/wire.md) as they came;
-nothing in it ever becomes a file of the host's.
+For engines that cannot save processes. Kept are the records of CHANGES with contents (docs/wire.md) as they came, in
+pieces that snapshots share (segments.py); nothing in them ever becomes a file of the host's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 from .errors import SaveFailed, SlopletError
-from .fs import write_all
 from .live import Live
+from .segments import Joined, Share, Writer
 from .wire.fields import Fields
 from .wire.mux import request
 from .wire.schema import ChangesFlag, Op, Tag
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
     from .state.draft import Draft
     from .state.opened import Opened
 
-FILE = "changes"
 _PIECE = 1 << 18
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def folder(live: Live) -> str | None:
@@ -39,14 +35,15 @@ def asked(op: Op, live: Live, *more: tuple[Tag, int]) -> Fields:
     return fields if below is None else fields.add(Tag.PATH, below)
 
 
-async def pack(live: Live, draft: Draft) -> None:
+async def pack(live: Live, draft: Draft, share: Share) -> None:
     """Write the sandbox's changes into the draft. SaveFailed."""
-    target = os.open(FILE, _WRITE, 0o600, dir_fd=draft.fd)
+    writer = Writer(draft.fd, share)
     stream = live.mux.open(asked(Op.CHANGES, live, (Tag.FLAGS, int(ChangesFlag.CONTENTS))))
     try:
         while (piece := await stream.recv()) is not None:
-            await asyncio.to_thread(write_all, target, piece.data)
+            await asyncio.to_thread(writer.feed, piece.data)
         await stream.result()
+        await asyncio.to_thread(writer.finish)
     except OSError as error:
         stream.reset()
         if isinstance(error, SlopletError):
@@ -57,21 +54,17 @@ async def pack(live: Live, draft: Draft) -> None:
     except BaseException:
         stream.reset()
         raise
-    finally:
-        os.close(target)
 
 
 async def unpack(live: Live, opened: Opened) -> None:
     """Bring the changes of a disk snapshot into a sandbox that has just started from the same image."""
-    source = os.open(FILE, _READ, dir_fd=opened.fd)
-    stream = live.mux.open(asked(Op.UNPACK, live))
-    try:
-        while data := await asyncio.to_thread(os.read, source, _PIECE):
-            await stream.send(data)
-        await stream.send_end()
-        await stream.result()
-    except BaseException:
-        stream.reset()
-        raise
-    finally:
-        os.close(source)
+    with Joined(opened.fd) as source:
+        stream = live.mux.open(asked(Op.UNPACK, live))
+        try:
+            while data := await asyncio.to_thread(source.read, _PIECE):
+                await stream.send(data)
+            await stream.send_end()
+            await stream.result()
+        except BaseException:
+            stream.reset()
+            raise

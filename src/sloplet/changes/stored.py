@@ -1,13 +1,12 @@
-"""A disk snapshot: the records of CHANGES with contents, in a file. Contents are found, not loaded."""
+"""A disk snapshot: the records of CHANGES with contents, one after the other. Contents are found, not loaded."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 from array import array
 from collections.abc import AsyncGenerator, Iterator
-from typing import BinaryIO
+from typing import Protocol
 
 from ..errors import FileMissing, ProtocolError, SnapshotDamaged
 from ..wire.fields import MAX_RECORD, decode_fields
@@ -20,10 +19,25 @@ _CONTENT = struct.Struct("<HIqHI")  # OFFSET and its value, the head of BODY: wh
 _ZEROS = bytes(65536)
 
 
+class Source(Protocol):
+    """Where the records are (``segments.Joined``)."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, count: int, /) -> bytes: ...
+
+    def skip(self, count: int, /) -> None: ...
+
+    def tell(self) -> int: ...
+
+    def pread(self, count: int, position: int, /) -> bytes: ...
+
+
 class _Contents:
     """Where in a snapshot's file the bytes of each file are: three numbers a piece (offset, position, length)."""
 
-    def __init__(self, file: BinaryIO, listing: Listing, places: dict[str, array[int]]) -> None:
+    def __init__(self, file: Source, listing: Listing, places: dict[str, array[int]]) -> None:
         self._file = file
         self._listing = listing
         self._places = places
@@ -53,7 +67,7 @@ class _Contents:
                 count = min(length, len(_ZEROS))
                 data = _ZEROS[:count]
                 if position >= 0:
-                    data = await asyncio.to_thread(os.pread, self._file.fileno(), count, position)
+                    data = await asyncio.to_thread(self._file.pread, count, position)
                     if not data:
                         raise _damaged("it ends amid a file")
                     position += len(data)
@@ -61,15 +75,15 @@ class _Contents:
                 length -= len(data)
 
 
-async def read_stored(file: BinaryIO, *, complete: bool = True, prefix: str = "/") -> OldState:
+async def read_stored(file: Source, *, complete: bool = True, prefix: str = "/") -> OldState:
     """What a snapshot's file tells; it must stay open until the comparison is done. SnapshotDamaged.
 
-    ``file`` is a real one, at the first record; ``complete`` and ``prefix`` as when the records were made.
+    ``file`` is at the first record; ``complete`` and ``prefix`` as when the records were made.
     """
     return await asyncio.to_thread(_scan, file, complete, prefix)
 
 
-def _scan(file: BinaryIO, complete: bool, prefix: str) -> OldState:
+def _scan(file: Source, complete: bool, prefix: str) -> OldState:
     collector = Collector(complete, prefix)
     places: dict[str, array[int]] = {}
     last: str | None = None
@@ -86,7 +100,7 @@ def _scan(file: BinaryIO, complete: bool, prefix: str) -> OldState:
                 if last is None:
                     raise ProtocolError("content of no file")
                 _place(places.setdefault(last, array("q")), content[0], file.tell(), content[1])
-                file.seek(content[1], os.SEEK_CUR)
+                file.skip(content[1])
                 continue
             body += file.read(length - len(body))
             if len(body) < length:
@@ -96,7 +110,7 @@ def _scan(file: BinaryIO, complete: bool, prefix: str) -> OldState:
             last = path if collector.listing.entries[path].type == "file" else None
     except ProtocolError as error:
         raise _damaged(error.message) from error
-    if file.tell() > os.fstat(file.fileno()).st_size:
+    if file.tell() > file.size:
         raise _damaged("it ends amid a file")
     return OldState(collector.listing, _Contents(file, collector.listing, places).read)
 

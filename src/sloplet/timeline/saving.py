@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ from .origins import Origin, can_live, image_facts, image_of, merged, saves
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
+    from ..state.draft import Draft
 
 T = TypeVar("T")
 
@@ -112,8 +113,9 @@ class Saving:
                     await live.instance.save(draft.fd, stop=False)
                 kind = "live"
             elif live.engine.probe().capabilities.disk_snapshots:
+                share = await self._shares(live, draft)
                 async with self._standing_still(live, silent=False):
-                    await disk.pack(live, draft)
+                    await disk.pack(live, draft, share)
                 kind = "disk"
             else:
                 raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
@@ -122,8 +124,19 @@ class Saving:
             await asyncio.shield(self._runtime.off_loop(lambda: self._runtime.saved.abandon(draft)))
             raise
 
+    async def _shares(self, live: Live, draft: Draft) -> Callable[[str, int], bool]:
+        """Takes over what the newest snapshot of the sandbox, or the one it came from, has already."""
+        runtime = self._runtime
+        older = await runtime.on_state(lambda: runtime.store.list_snapshots(live.info.id))
+        known = [item.id for item in older[-1:]] + [live.info.head] * (live.info.head is not None)
+
+        def share(name: str, size: int) -> bool:
+            return any(runtime.saved.share(draft, name, each, size=size) for each in known if each is not None)
+
+        return share
+
     async def _publish(
-        self, draft: Any, live: Live, role: str, kind: str, *, name: str | None = None, note: str = ""
+        self, draft: Draft, live: Live, role: str, kind: str, *, name: str | None = None, note: str = ""
     ) -> Snapshot:
         runtime = self._runtime
         return await runtime.off_loop(

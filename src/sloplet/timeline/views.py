@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from .. import disk
 from ..changes.compare import diff_of, state_of
@@ -15,8 +14,8 @@ from ..changes.stored import read_stored
 from ..controller import Diff, SandboxInfo, Snapshot, Stream
 from ..files import AsyncFiles
 from ..live import Live
+from ..segments import Joined
 from ..state.home import new_id
-from ..state.opened import Opened
 from ..wire.fields import Fields
 from ..wire.schema import Op, Tag
 
@@ -54,7 +53,7 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
     async with runtime.timeline.saved(against.id) as origin:
         assert origin.opened is not None
         if against.kind == "disk":
-            with _stored(origin.opened) as file:
+            with Joined(origin.opened.fd) as file:
                 yield await read_stored(file, prefix=disk.folder(live) or "/")
             return
         # What was saved with its memory can only be read by the engine: a copy that nobody else sees is started.
@@ -73,7 +72,3 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
             yield await state_of(await ask(_request(copy)), AsyncFiles(ask))
         finally:
             await runtime.discard(copy)
-
-
-def _stored(opened: Opened) -> BinaryIO:
-    return os.fdopen(os.open(disk.FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened.fd), "rb")
