@@ -25,10 +25,12 @@ def section(data: dict[str, Any]) -> str:
 
 def _machine(data: dict[str, Any]) -> str:
     machine = data["machine"]
+    busy = machine["load"][0] > machine["cpus_usable"]
     return (
         f"Taken on {machine['cpus_usable']} cpus ({machine['cpu'] or machine['arch']}), {machine['memory_mib']} MiB, "
         f"Linux {machine['kernel']}, runsc {machine['rivals'][RAW]}, as {machine['user']}, load "
         f"{machine['load'][0]:.1f} before. {data['options']['rounds']} rounds."
+        f"{' **The machine was busy: these figures are provisional.**' if busy else ''}"
     )
 
 
