@@ -198,7 +198,8 @@ def own_kernel_memory(limits: Limits) -> int:
 def _own_memory(limits: Limits, machine: Machine) -> Guarantee:
     inside = "gVisor's kernel counts it and the agent ends the largest process, looking up to 100 times a second"
     if machine.cgroup.enforces("memory"):
-        most = f"cgroup v{machine.cgroup.version} memory with {own_kernel_memory(limits) // _MIB} MiB more for gVisor itself"
+        more = own_kernel_memory(limits) // _MIB
+        most = f"cgroup v{machine.cgroup.version} memory with {more} MiB more for gVisor itself"
         return Guarantee("memory", True, f"{most}; within it {inside}", size_text(limits.memory))
     return Guarantee("memory", False, f"{inside} ({machine.cgroup.reason})", size_text(limits.memory))
 
