@@ -36,7 +36,8 @@ def shell(ctx: click.Context, /, name: str | None, program: str | None, **option
 
     `~.` at the beginning of a line leaves at once.
     """
-    given = [key for key in SPEC_KEYS if ctx.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT]
+    default = click.core.ParameterSource.DEFAULT
+    given = [key for key in SPEC_KEYS if key in options and ctx.get_parameter_source(key) is not default]
     if name is not None and (refused := [key for key in given if key not in ("user", "workdir")]):
         flag = "--" + refused[0].replace("_", "-")
         raise SpecError(
