@@ -132,16 +132,17 @@ class Change:
     what: tuple[str, ...] = ()  #: of a changed one: content, mode, owner, type, target
     text: str | None = None  #: a unified diff, where both sides are text and not too long
     binary: bool = False  #: a file whose content is not text (or too long to show)
+    below: tuple[str, ...] = ()  #: of a removed folder: what was in it, relative to it; at most 10,000
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "path": self.path, "kind": self.kind, "type": self.type, "size": self.size, "mode": self.mode,
-            "what": list(self.what), "text": self.text, "binary": self.binary,
+            "what": list(self.what), "text": self.text, "binary": self.binary, "below": list(self.below),
         }  # fmt: skip
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Change:
-        return Change(**{**data, "what": tuple(data["what"])})
+        return Change(**{**data, "what": tuple(data["what"]), "below": tuple(data["below"])})
 
 
 @dataclass(frozen=True)

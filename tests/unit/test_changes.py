@@ -56,7 +56,7 @@ def changes(
 
 
 def short(found: tuple[Change, ...]) -> list[tuple[str, str, tuple[str, ...]]]:
-    return [(change.path, change.kind, () if change.kind == "removed" else change.what) for change in found]
+    return [(change.path, change.kind, change.what) for change in found]
 
 
 def image_with(**more: Any) -> Tree:
@@ -112,7 +112,7 @@ def test_a_removed_file_shows_what_it_said_and_a_removed_folder_is_one_entry_wit
     assert motd.text == "--- a/etc/motd\n+++ /dev/null\n@@ -1 +0,0 @@\n-hello\n"
     assert (motd.kind, motd.size) == ("removed", 0)
     assert (sh.path, sh.text, sh.binary) == ("/usr/bin/sh", None, True)
-    assert (share.path, share.type, share.what) == ("/usr/share", "dir", ("doc", "doc/a", "doc/b"))
+    assert (share.path, share.type, share.below) == ("/usr/share", "dir", ("doc", "doc/a", "doc/b"))
 
 
 def test_what_is_no_text_or_too_long_is_binary_and_text_can_be_left_out() -> None:

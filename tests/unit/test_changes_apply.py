@@ -41,7 +41,7 @@ def added(path: str, type: str = "file", *, size: int = 100, mode: int = 0o644, 
 
 
 def removed(path: str, type: str = "file", *below: str) -> Change:
-    return Change(path, "removed", type, what=below)
+    return Change(path, "removed", type, below=below)
 
 
 def all_added(tree: Tree, above: str = "") -> list[Change]:

@@ -188,7 +188,8 @@ class _Comparison:
             type=node.type,
             size=one.new.size if one.new is not None else 0,
             mode=node.mode,
-            what=one.below if one.new is None else one.what if one.old is not None else (),
+            what=one.what if one.old is not None and one.new is not None else (),
+            below=one.below if one.new is None else (),
             text=shown,
             binary=text and shown is None and _has_content(one),
         )

@@ -18,7 +18,7 @@ _PIECE = 2**20
 def remove_content(folder: int, change: Change) -> list[str]:
     """Remove from a folder what the change says was in it; what else is there stays. Returns what went."""
     gone = []
-    for name in sorted(change.what, reverse=True):  # what is deeper first
+    for name in sorted(change.below, reverse=True):  # what is deeper first
         with suppress(OSError):  # what stays keeps its folder, and that is told
             _remove_one(folder, name)
             gone.append(name)
