@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import SpecError
-from .options import SPEC_KEYS, Verb, name_argument, sandbox_arguments, spec_options
+from .options import SPEC_KEYS, Verb, name_argument, sandbox_arguments, spec_options, template_option
 from .output import note
 
 _PROMPT = r"\[\e[1;32m\]\u@{name}\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ "
@@ -25,10 +25,12 @@ _START = "command -v bash >/dev/null 2>&1 && exec bash; unset PS1; exec sh -i"
     sloplet shell dev
     sloplet shell dev --shell 'zsh -l'
     sloplet shell --memory 2g --at-least container
+    sloplet shell --template warm
     """,
 )
 @name_argument(required=False)
 @spec_options
+@template_option
 @click.option("--shell", "program", metavar="COMMAND", help="Another shell. [default: bash, else sh]")
 @click.pass_context
 def shell(ctx: click.Context, /, name: str | None, program: str | None, **options: Any) -> int:
