@@ -74,7 +74,7 @@ def diff(box: Sandbox, **options: Any) -> dict[str, Change]:
 
 
 def shapes(found: dict[str, Change]) -> dict[str, Shape]:
-    return {path: (item.kind, item.type, item.what) for path, item in found.items()}
+    return {path: (item.kind, item.type, item.what or item.below) for path, item in found.items()}
 
 
 def test_a_fresh_sandbox_has_no_changes(box: Sandbox, rooted: Sandbox) -> None:
