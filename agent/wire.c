@@ -9,23 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "freeze.h"
+#include "intake.h"
 #include "loop.h"
 
 #define BUCKETS 128
-#define IN_CAP (WIRE_HEADER_SIZE + WIRE_MAX_OPEN + WIRE_MAX_PAYLOAD)
-#define HELD_CAP (32u * 1024 * 1024) /* what may come while held */
-#define READ_CHUNK (128u * 1024)
 #define GRANT_LUMP (WIRE_INITIAL_CREDIT / 2)
 
-static struct source in_source = {.fd = -1}, out_source = {.fd = -1};
+static struct source out_source = {.fd = -1};
 static struct outq out;
-static uint8_t *in_buf;
-static size_t in_cap = IN_CAP, in_len, in_pos, in_touched, in_seen; /* in_seen: while held, behind the last frame looked at */
-static bool greeted, finishing, over, stalled, held;
+static bool greeted, finishing, over, held;
 static int exit_code;
 static uint32_t last_id;
 static unsigned stream_count;
@@ -272,7 +266,7 @@ void wire_forget(void)
     last_id = 0;
 }
 
-static const char *on_frame(const struct frame *f)
+const char *wire_take(const struct frame *f)
 {
     const char *why = NULL;
     struct stream *s;
@@ -326,80 +320,14 @@ static const char *on_frame(const struct frame *f)
     }
 }
 
-static void parse_frames(void)
+bool wire_stopped(void)
 {
-    stalled = false;
-    while (!over && !finishing && !held) {
-        struct frame f;
-        size_t used;
-        const char *why;
-
-        if (outq_len(&out) >= OUT_STOP) {
-            stalled = true; /* the host must read our answers before it may ask for more */
-            break;
-        }
-        int state = frame_parse(in_buf + in_pos, in_len - in_pos, &f, &used, &why);
-
-        if (state == FRAME_MORE)
-            break;
-        if (state == FRAME_READY)
-            why = on_frame(&f);
-        if (why) {
-            char text[160];
-            snprintf(text, sizeof text, "protocol error: %s", why);
-            wire_abort(2, text);
-            return;
-        }
-        in_pos += used;
-    }
-    if (in_pos == in_len)
-        in_pos = in_len = 0;
+    return over || finishing;
 }
 
-static bool is_thaw(const struct frame *f)
+bool wire_full(void)
 {
-    struct fields fields;
-    const char *why;
-
-    return f->type == FRAME_OPEN && f->length >= 14 && fields_parse(f->payload, 14, TAG_BIT(TAG_OP), &fields, &why) == 0 &&
-           fields.num[TAG_OP] == OP_THAW;
-}
-
-/* Looks for the frame that ends the hold. A HELLO makes all before it void; a THAW is served in its turn. */
-static void look_for_thaw(void)
-{
-    struct frame f;
-    size_t used;
-    const char *why;
-    int state;
-
-    while ((state = frame_parse(in_buf + in_seen, in_len - in_seen, &f, &used, &why)) == FRAME_READY) {
-        if (f.type == FRAME_HELLO) {
-            in_pos = in_seen + used;
-            why = on_frame(&f);
-            if (why)
-                wire_abort(2, "protocol error: a HELLO that cannot be understood");
-            return;
-        }
-        if (is_thaw(&f)) {
-            freeze_end(true);
-            return;
-        }
-        in_seen += used;
-    }
-    if (state == FRAME_BAD || in_len == HELD_CAP) /* full, and the end of the last frame is not there */
-        wire_abort(2, "protocol error: frames that cannot be kept until the thaw");
-}
-
-static void parse_input(void)
-{
-    do {
-        parse_frames();
-        if (!held)
-            return;
-        in_seen = in_pos;
-        look_for_thaw();
-    } while (!held && !over);
+    return outq_len(&out) >= OUT_STOP;
 }
 
 void wire_hold(bool hold)
@@ -415,54 +343,7 @@ bool wire_held(void)
 
 int wire_wait(void)
 {
-    return loop_wait_pair(&in_source, &out_source);
-}
-
-/* What is kept until the thaw may be more than ever waits otherwise. */
-static void grow_input(void)
-{
-    void *more = mremap(in_buf, IN_CAP, HELD_CAP, MREMAP_MAYMOVE);
-
-    if (more == MAP_FAILED) {
-        wire_abort(1, "there is no memory for what must wait for the thaw");
-        return;
-    }
-    in_buf = more;
-    in_cap = HELD_CAP;
-}
-
-static void on_readable(struct source *src, uint32_t events)
-{
-    ssize_t n;
-
-    (void)events;
-    if (in_pos) {
-        memmove(in_buf, in_buf + in_pos, in_len - in_pos);
-        in_len -= in_pos;
-        in_seen -= in_seen < in_pos ? in_seen : in_pos;
-        in_pos = 0;
-    }
-    if (held && in_len == IN_CAP && in_cap == IN_CAP)
-        grow_input();
-    n = in_cap - in_len < READ_CHUNK ? (ssize_t)(in_cap - in_len) : (ssize_t)READ_CHUNK;
-    if (n == 0) {
-        loop_want(src, 0); /* full of frames that wait for the host to read: wire_turn goes on */
-        return;
-    }
-    n = read(src->fd, in_buf + in_len, (size_t)n);
-    if (n < 0 && (errno == EINTR || errno == EAGAIN))
-        return;
-    if (n <= 0) {
-        wire_abort(0, NULL); /* the holder is gone */
-        return;
-    }
-    in_len += (size_t)n;
-    if (in_len > in_touched)
-        in_touched = in_len;
-    if (held)
-        look_for_thaw();
-    if (!held)
-        parse_input();
+    return loop_wait_pair(&intake_source, &out_source);
 }
 
 static void on_writable(struct source *src, uint32_t events)
@@ -473,21 +354,15 @@ static void on_writable(struct source *src, uint32_t events)
 
 int wire_init(int in_fd, int out_fd)
 {
-    in_buf = mmap(NULL, IN_CAP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                  -1, 0);
-    if (in_buf == MAP_FAILED)
-        return -1;
-    madvise(in_buf, IN_CAP, MADV_DONTFORK);
-    fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
-    if (loop_add(&in_source, in_fd, EPOLLIN, on_readable) < 0)
+    if (intake_init(in_fd) < 0)
         return -1;
     return loop_add(&out_source, out_fd, 0, on_writable);
 }
 
 bool wire_busy(void)
 {
-    return (ready_head && outq_len(&out) < OUT_HIGH) || (stalled && outq_len(&out) < OUT_STOP);
+    return (ready_head && outq_len(&out) < OUT_HIGH) || (intake_stalled() && !wire_full());
 }
 
 bool wire_flushed(void)
@@ -499,8 +374,8 @@ bool wire_turn(void)
 {
     unsigned turns = 0;
 
-    if (stalled && !held)
-        parse_input();
+    if (intake_stalled() && !held)
+        intake_go_on();
     /* Everyone queued now gets one turn; who asks for more goes behind the others. */
     for (struct stream *s = ready_head; s; s = s->next_ready)
         turns++;
@@ -513,7 +388,7 @@ bool wire_turn(void)
     if (!over && outq_len(&out) && outq_flush(&out, out_source.fd) < 0)
         wire_abort(0, NULL);
     loop_want(&out_source, outq_len(&out) ? EPOLLOUT : 0);
-    loop_want(&in_source, (held || outq_len(&out) < OUT_STOP) && !finishing ? EPOLLIN : 0);
+    loop_want(&intake_source, (held || !wire_full()) && !finishing ? EPOLLIN : 0);
     if (finishing && outq_len(&out) == 0)
         over = true;
     return !over;
@@ -522,8 +397,5 @@ bool wire_turn(void)
 void wire_trim(void)
 {
     outq_trim(&out);
-    if (in_len == 0 && in_touched > 8192) {
-        madvise(in_buf, in_touched, MADV_DONTNEED);
-        in_touched = 0;
-    }
+    intake_trim();
 }

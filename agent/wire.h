@@ -40,6 +40,10 @@ void op_dispatch(struct stream *s, const uint8_t *payload, uint32_t n);
 int hello_handle(const uint8_t *payload, uint32_t n, const char **why);
 
 int wire_init(int in_fd, int out_fd);
+/* For intake.c. Serves one frame: NULL, or the rule that it breaks. */
+const char *wire_take(const struct frame *f);
+bool wire_stopped(void); /* nothing is served any more */
+bool wire_full(void);    /* the host must read before it may ask for more */
 /* Runs the streams that are ready, once each, and flushes. False when the connection is over. */
 bool wire_turn(void);
 /* True if some stream could go on right now. */
