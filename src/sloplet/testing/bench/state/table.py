@@ -71,8 +71,7 @@ def _word(verdict: Verdict) -> str:
 
 
 _BUSY = (
-    "The machine had other things to do. To its scheduler a sandbox of ours is one group, and runsc by hand many "
-    "threads: ratios come out against us."
+    "The machine had other things to do (its load was above its processors): neither times nor ratios are to be quoted."
 )
 
 
