@@ -70,7 +70,9 @@ def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> li
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(jail.hostname(request.spec, request.id))
     limits = controls.limits
-    most = limits.pids + PIDS_EXTRA - 1  # the agent itself is in no group
+    most = (
+        limits.pids + PIDS_EXTRA - 4
+    )  # the agent itself is in no group, and who joins one that is full is not refused
     config = oci.encode(oci.config(open_files=limits.open_files, shared_memory=limits.memory // 4, pids=most))
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
