@@ -70,6 +70,8 @@ static bool read_stat(const char *path, struct procent *out)
         p = end;
     }
     out->pid = (pid_t)atol(text);
+    if (out->pid <= 0)
+        return false; /* gVisor's word for one that was reaped just now; it would pass for init's parent, which is 0 too */
     out->parent = (pid_t)parent;
     out->cpu_us = (uint64_t)(utime + stime) * 1000000 / (uint64_t)tick;
     out->rss = (uint64_t)rss * (uint64_t)page;

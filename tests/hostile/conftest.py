@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hostile_kit import Target, make_rootfs, runtime, targets
+from live_kit import gvisor_in_use
 
 from sloplet import Sandbox
 
@@ -31,6 +32,13 @@ def neighbour(target: Target) -> Iterator[Sandbox]:
         made.files.write("mine", "untouched")
         yield made
         assert made.run("cat mine").stdout == "untouched", "the neighbour was harmed"
+
+
+@pytest.fixture(scope="module")
+def gvisor() -> Iterator[None]:
+    """The gvisor engine is here, for this file's tests alone."""
+    with gvisor_in_use():
+        yield
 
 
 @pytest.fixture(autouse=True)

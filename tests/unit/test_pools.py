@@ -142,7 +142,6 @@ def test_bounded_and_given_up_when_unused(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(pools, "MOST", 5)
         first = await world.box(pool=4)
         second = await world.box(pool=4, env={"A": "1"})
-        await _full(world, first)
         async with asyncio.timeout(20):
             while world.runtime.pools.ready < 5:
                 await asyncio.sleep(0.001)
@@ -151,8 +150,9 @@ def test_bounded_and_given_up_when_unused(tmp_path: Path, monkeypatch: pytest.Mo
         assert world.runtime.pools.ready <= 5
         monkeypatch.setattr(pools, "UNUSED", 0.05)
         world.runtime.pools.fill(first.spec)
-        await _full(world, second, 1)
+        others = world.runtime.pools.count(second.spec)
         await _full(world, first, 0)
+        assert world.runtime.pools.count(second.spec) == others
 
     in_world(tmp_path, monkeypatch, work)
 
