@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import __version__
 from ..controller import Event, SandboxInfo
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _ANY_VERSION = {"find", "list", "kill", "leave", "status"}
 _MAX_EVENT = 60000
 _SETTLE = 2.0
+_SEE_LOG = "its log is SLOPLET_HOME/run/keeper.log"
+T = TypeVar("T")
 
 
 class Control:
@@ -69,13 +71,16 @@ class Control:
             elif method in self._methods:
                 await _answer(stream, await self._methods[method](params))
             elif method in self._history.methods:
-                await _answer(stream, await self._change(client, method, params))
+                await _answer(stream, await _while_wanted(stream, self._change(client, method, params)))
             else:
                 raise KeeperError(f"the keeper knows no {method!r}")
         except SlopletError as error:
             stream.close(error_close(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             stream.close(error_close(KeeperError(f"the keeper does not understand: {type(error).__name__}: {error}")))
+        except Exception as error:
+            stream.close(error_close(KeeperError(f"the keeper failed: {type(error).__name__}: {error}", hint=_SEE_LOG)))
+            raise
 
     async def _change(self, client: Client, method: str, params: dict[str, Any]) -> Any:
         self.creating += 1  # what it makes is no left-over of a dead keeper
@@ -251,9 +256,16 @@ def not_here(info: SandboxInfo) -> SlopletError:
     if info.state == "dead":
         return SandboxDead(
             f"the sandbox {info.name or info.id} is dead: {info.reason}",
-            hint=f"`sloplet rm {info.name or info.id}` removes it; then make a new one",
+            hint=_advice(info),
         )
     return held_elsewhere(info)
+
+
+def _advice(info: SandboxInfo) -> str:
+    name = info.name or info.id
+    if info.saved is not None:
+        return f"`sloplet resume {name}` goes on from its last checkpoint, `sloplet rm {name}` removes it"
+    return f"`sloplet rm {name}` removes it; then make a new one"
 
 
 def held_elsewhere(info: SandboxInfo) -> SandboxError:
@@ -272,6 +284,23 @@ def held_elsewhere(info: SandboxInfo) -> SandboxError:
 def _parse(request: Fields) -> tuple[str, dict[str, Any]]:
     body = json.loads(request.raw(Tag.BODY, b"{}"))
     return str(body["method"]), dict(body.get("params") or {})
+
+
+async def _while_wanted(stream: AgentStream, work: Coroutine[Any, Any, T]) -> T:
+    """What a client asked for, given up when the client gives up (or goes): what can stop half-way then does."""
+    working, ended = asyncio.ensure_future(work), asyncio.ensure_future(stream.reset_or_closed())
+    try:
+        await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+        if working.cancelled():
+            raise KeeperError("the request was given up")
+        return working.result()
+    finally:
+        working.cancel()
+        ended.cancel()
+        await asyncio.gather(working, ended, return_exceptions=True)
 
 
 async def _answer(stream: AgentStream, value: Any) -> None:

@@ -161,14 +161,19 @@ def _check_not_saved(db: sqlite3.Connection, snapshot_id: str) -> None:
         )
 
 
+def _named(db: sqlite3.Connection, snapshot_id: str) -> str:
+    row = db.execute("SELECT coalesce(name, id) FROM snapshots WHERE id = ?", (snapshot_id,)).fetchone()
+    return str(row[0]) if row else snapshot_id
+
+
 def _check_no_children(db: sqlite3.Connection, snapshot_id: str) -> None:
     snapshots, sandboxes = _children(db, snapshot_id)
-    names = [f"snapshot {each.name or each.id}" for each in snapshots]
+    names = [f"{'template' if each.role == 'template' else 'snapshot'} {each.name or each.id}" for each in snapshots]
     names += [f"sandbox {name or sandbox_id}" for sandbox_id, name in sandboxes]
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise SnapshotInUse(
-            f"{', '.join(names[:_SHOWN])}{more} descend{'s' if len(names) == 1 else ''} from {snapshot_id}",
+            f"{', '.join(names[:_SHOWN])}{more} descend{'s' if len(names) == 1 else ''} from {_named(db, snapshot_id)}",
             hint="delete those first, or force it: they then descend from its parent",
         )
 

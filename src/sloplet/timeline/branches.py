@@ -96,7 +96,7 @@ class Branches(Sleeping):
         points = await runtime.snapshots(sandbox_id, role="undo")
         if len(points) < steps:
             info = await self._record(sandbox_id)
-            kept = f"only {len(points)} are kept" if points else "none is kept"
+            kept = f"{len(points)} kept" if points else "none is kept"
             raise SnapshotNotFound(
                 f"there is no state from {steps} command{'s' if steps > 1 else ''} ago: {kept}",
                 hint=f"it keeps the last {info.spec.undo}" if info.spec.undo else "make the sandbox with undo=N",
