@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,13 @@ def gvisor(tmp_path: Path) -> dict[str, str]:
 
 
 def _left(before: set[int], tmp_path: Path) -> list[str]:
-    """Processes and files that a run has left behind."""
-    while True:  # those that ended are ours to take
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                break
-        except ChildProcessError:
-            break
-    names = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in descendants() - before]
+    """Processes and files that a run has left behind; what was killed has five seconds to be gone."""
+    give_up = time.monotonic() + 5
+    while (new := descendants() - before) and time.monotonic() < give_up:
+        for pid in new:
+            with contextlib.suppress(ChildProcessError):  # those that ended are ours to take
+                os.waitpid(pid, os.WNOHANG)
+    names = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in new]
     return names + [path.name for path in (tmp_path / "tmp").iterdir()]
 
 

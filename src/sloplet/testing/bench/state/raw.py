@@ -6,12 +6,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,14 @@ class RawRunsc:
 
     def restore_many(self, image: Image, count: int) -> list[RawBox]:
         """The same ``count`` times, side by side; when all have returned."""
-        begun = [self._begin(image.bundle, ["restore", f"--image-path={image.folder}"]) for _ in range(count)]
-        for _, verb in begun:
-            _finish(verb)
+        begun: list[tuple[RawBox, subprocess.Popen[bytes]]] = []
+        try:
+            for _ in range(count):
+                begun.append(self._begin(image.bundle, ["restore", f"--image-path={image.folder}"]))
+        finally:
+            with ExitStack() as stack:  # each of them, also when one fails
+                for _, verb in begun:
+                    stack.callback(_finish, verb)
         return [box for box, _ in begun]
 
     def _bring_up(self, bundle: Path, verb: list[str]) -> RawBox:
@@ -155,37 +161,52 @@ class RawRunsc:
         """End them and forget them. (``runsc delete`` does it too, and takes a second.)"""
         for box in boxes:
             box.let_go()
-            _kill(box.pid_file)
-        for box in boxes:
-            self._boxes.pop(box.name, None)
-            for left in (self.scratch / "state").glob(f"{box.name}_*"):
-                left.unlink(missing_ok=True)
+            states = list((self.scratch / "state").glob(f"{box.name}_*"))
+            _kill(_number(box.pid_file, rb"(\d+)"))
+            for state in states:
+                _kill(_number(state, rb'"goferPid":\s*(\d+)'))  # its helper for files ends by itself, a little later
+                state.unlink(missing_ok=True)
             box.pid_file.unlink(missing_ok=True)
+            self._boxes.pop(box.name, None)
 
     def close(self) -> None:
-        self.end(*self._boxes.values())
+        self.end(*list(self._boxes.values()))
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for it by its descriptor: ``Popen.wait(timeout)`` looks every 50 ms only, which would be in the sample."""
+    """Wait for it by its descriptor: ``Popen.wait(timeout)`` looks every 50 ms only, which would be in the sample.
+    After Ctrl-C too it gets to its end, if that is near: what it starts can be ended only when its pid is known."""
     handle = os.pidfd_open(process.pid)
     try:
-        ended = select.select([handle], [], [], _VERB_SECONDS)[0]
+        try:
+            select.select([handle], [], [], _VERB_SECONDS)
+        except BaseException:
+            select.select([handle], [], [], _END_SECONDS)
+            raise
     finally:
         os.close(handle)
         if process.poll() is None:
             process.kill()
             process.wait()
-    must(bool(ended) and process.returncode == 0, f"`{' '.join(process.args)[:2000]}` failed")  # type: ignore[arg-type]
+    must(process.returncode == 0, f"`{' '.join(process.args)[:2000]}` failed")  # type: ignore[arg-type]
 
 
-def _kill(pid_file: Path) -> None:
-    """End the sandbox's process and wait until it is gone: what still dies would be in the next sample."""
+def _number(file: Path, pattern: bytes) -> int | None:
     try:
-        pid = int(pid_file.read_text())
+        found = re.search(pattern, file.read_bytes())
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _kill(pid: int | None) -> None:
+    """End a process and wait until it is gone: what still dies would be in the next sample."""
+    if not pid:
+        return
+    try:
         process = os.pidfd_open(pid)
-    except (OSError, ValueError):
+    except OSError:
         return
     try:
         with suppress(ProcessLookupError):
