@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+import sloplet.holder
 import sloplet.runtime
 from sloplet import Sandbox
 from sloplet.engines import registry
@@ -322,4 +323,4 @@ def patience(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     }
     wanted = {names[key]: value for key, value in seconds.items()}
     for name, value in wanted.items():
-        monkeypatch.setattr(sloplet.runtime, name, value)
+        monkeypatch.setattr(sloplet.runtime if name == "_OVERDUE" else sloplet.holder, name, value)

@@ -83,6 +83,9 @@ RULES = [
     ("process", ["runtime", "state", "engines", "cli", "sandbox"], "commands are over the wire"),
     ("transfer", ["runtime", "state", "engines", "cli", "sandbox"], "transfers are over the wire"),
     ("runtime", ["cli", "sync", "sandbox", "keeper", "testing"], "the runtime is a Controller"),
+    ("holder", ["cli", "sync", "sandbox", "keeper", "testing"], "and so is what it stands on"),
+    ("timeline", ["cli", "sync", "sandbox", "keeper", "testing"], "and its live state"),
+    ("pools", ["cli", "sync", "sandbox", "keeper", "testing"], "and its pools"),
     ("images", ["runtime", "engines.registry", "cli", "sandbox", "keeper"], "images know no sandboxes"),
     ("", ["testing"], "the suite is for tests only"),
 ]
@@ -110,7 +113,7 @@ def test_the_cli_is_on_top() -> None:
 
 
 def test_the_rules_see_something() -> None:
-    assert "wire.mux" in _imports(FILES["runtime"])
+    assert "wire.mux" in _imports(FILES["holder"])
     assert "engines.base" in _imports(FILES["runtime"])
     assert "wire.mux.AgentMux" in _imports(FILES["engines.fakeagent.agent"])
     assert _hits({"state.home.Home"}, "state")
