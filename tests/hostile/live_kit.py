@@ -136,26 +136,30 @@ def home() -> Home:
 
 
 class Traces:
-    """All that this process, its sandboxes and its SLOPLET_HOME have, before and after."""
+    """All that this process, its descendants and a SLOPLET_HOME have, before and after."""
 
-    def __init__(self) -> None:
-        self._before = leaks.snapshot(home().path)
+    def __init__(self, path: Path | None = None, *, bury: bool = False) -> None:
+        self._home = home().path if path is None else path
+        self._bury = bury
+        self._before = leaks.snapshot(self._home)
 
     def left(self, within: float = 20.0) -> list[str]:
-        """What is there and was not."""
+        """What is there and was not, once the kernel had its moment. ``bury``: wait for orphans, as init would."""
         until = time.monotonic() + within
         while True:
-            found = [line for line in leaks.diff(self._before, leaks.snapshot(home().path)) if not _noise(line)]
+            if self._bury:
+                leaks.bury_orphans()
+            now = leaks.snapshot(self._home)
+            found = [line for line in leaks.diff(self._before, now) if not self._noise(line)]
             if not found or time.monotonic() > until:
                 return found
             time.sleep(0.02)
 
-
-def _noise(line: str) -> bool:
-    """asyncio's threads come when needed and stay; other programs have loop devices too."""
-    if line.startswith("threads: +"):
-        return "asyncio" in line
-    return line.startswith("loop_devices") and str(home().path.parent) not in line
+    def _noise(self, line: str) -> bool:
+        """asyncio's threads come when needed and stay; other programs have loop devices too."""
+        if line.startswith("threads: +"):
+            return "asyncio" in line
+        return line.startswith("loop_devices") and str(self._home) not in line
 
 
 def saved_states(path: Path | None = None) -> list[str]:

@@ -46,6 +46,14 @@ for line in sys.stdin:
 """
 
 
+WRITER = """
+import time
+for number in range(400):
+    print(number + 1)
+    time.sleep(0.005)
+"""
+
+
 def test_everything_inside_goes_on() -> None:
     """A REPL in mid-sentence, a shell's variables and jobs, a listening server, a pipe's writer, one that was stopped
     before, output that nobody was there to read: after a pause, and after a rollback to before it."""
@@ -66,7 +74,7 @@ def test_everything_inside_goes_on() -> None:
         stopped = made.spawn(["sleep", "1000"], detached=True)
         stopped.signal("STOP")
         eventually(lambda: "T" in _state(made, stopped.pid), what="it is not stopped")
-        writer = made.spawn(["sh", "-c", "i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo $i; sleep 0.01; done"], detached=True)
+        writer = made.spawn(["python3", "-uc", WRITER], detached=True)
         first = _some(writer)
         made.snapshot("here")
         made.pause()
@@ -109,15 +117,15 @@ def _finish(made: Sandbox, pid: int, rest: str) -> str:
 
 def _say(made: Sandbox, pid: int, line: str) -> str:
     terminal = Talk(made.attach(pid, replay=False))
-    terminal.process.send(line + "echo END\n")
-    return terminal.until("\r\nEND")
+    terminal.process.send(line + "echo E''ND\n")
+    return terminal.until("END\r\n")
 
 
 def test_a_time_limit_does_not_run_while_it_sleeps() -> None:
     with box() as made:
-        process = made.spawn("sleep 1.5; echo done", timeout=3, detached=True)
+        process = made.spawn("sleep 1; echo done", timeout=2, detached=True)
         made.pause()
-        time.sleep(3.2)  # the point of it: more than the limit, asleep
+        time.sleep(2.1)  # the point of it: more than the limit, asleep
         result = made.attach(process.pid).wait()
         assert (result.stdout, result.timed_out) == ("done\n", False)
         late = made.spawn("sleep 100", timeout=1, detached=True)
@@ -157,7 +165,7 @@ ACTS = ("pause", "resume", "run", "read", "snapshot", "rollback", "fork", "info"
 
 
 def test_many_at_it_at_once() -> None:
-    """Each call ends, with a result or a typed error; then all is as it was, and the process inside has lost nothing."""
+    """Each call ends, with a result or a typed error; then all is as it was, and the process has lost nothing."""
     with box() as made:
         made.files.write("kept", "kept")
         program, mirror = talk(made, CHAIN), Chain()

@@ -1,0 +1,325 @@
+"""L: what cannot be done with a sandbox's state is refused in words; the source runs on, nothing is lost or left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_kit import eventually, host_pids, runtime
+from live_kit import CHAIN, Chain, Traces, all_ended, box, call, folder_of_its_own, home, saved_states, talk, talk_on
+
+from sloplet import Sandbox, errors
+
+pytestmark = pytest.mark.usefixtures("gvisor")
+
+
+@pytest.fixture(scope="module")
+def made(gvisor: None) -> Iterator[Sandbox]:
+    """One for all tests that must not harm it; a process with a state in memory runs in it."""
+    with box() as source:
+        yield source
+
+
+@pytest.fixture
+def source(made: Sandbox) -> Iterator[Sandbox]:
+    """It runs on: the process in it, and all its files."""
+    program, mirror = talk(made, CHAIN), Chain()
+    assert program.ask("a") == mirror.add("a")
+    made.files.write("kept", "kept")
+    listed = [snapshot.id for snapshot in made.snapshots()]
+    pids = set(host_pids(made))
+    yield made
+    assert talk_on(made, program.pid).ask("b") == mirror.add("b")
+    assert made.files.read_text("kept") == "kept"
+    assert [snapshot.id for snapshot in made.snapshots()] == listed
+    assert set(host_pids(made)) & pids
+    program.process.kill()
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_000, 10**30, "3", True, False, None, 1.0, [1]], ids=repr)
+def test_forks_that_make_no_sense(count: Any, source: Sandbox) -> None:
+    before = runtime().held
+    with pytest.raises(errors.InvalidLimit, match=r"fork\("):
+        source.fork(count)
+    assert runtime().held == before
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["a"], ["a", "A"], ["a", "b", "c"], ["a", "../b"], ["a", ""], ["a", 3]], ids=repr
+)
+def test_names_of_copies_that_make_no_sense(names: Any, source: Sandbox) -> None:
+    with pytest.raises(errors.SpecError):
+        source.fork(2, names=names)
+
+
+def test_what_is_not_there(source: Sandbox) -> None:
+    for job in (source.rollback, source.delete_snapshot, source.diff, lambda ref: source.fork(snapshot=ref)):
+        for ref in ("nothing", "aaaaaaaaaaaa", "../../etc", "x" * 5000, ""):
+            with pytest.raises((errors.SnapshotNotFound, errors.SpecError)):
+                job(ref)
+    for call_it in (runtime().pause, runtime().resume, runtime().snapshot):
+        with pytest.raises(errors.SandboxNotFound):
+            call(call_it("aaaaaaaaaaaa"))
+    with pytest.raises(errors.SnapshotNotFound):
+        Sandbox(template="nothing").start()
+
+
+def test_what_belongs_to_another(source: Sandbox) -> None:
+    """Another's snapshot, a template, one that is gone: neither by name nor by id."""
+    with box() as other:
+        theirs, template = other.snapshot("theirs"), other.template("theirs")
+        gone = other.snapshot("gone")
+        other.delete_snapshot("gone")
+        try:
+            for ref in (theirs, template, gone, "theirs", theirs.id, template.id, gone.id):
+                with pytest.raises(errors.SnapshotNotFound):
+                    source.rollback(ref)
+                with pytest.raises(errors.SnapshotNotFound):
+                    source.fork(snapshot=ref)
+            assert [each.name for each in other.snapshots()] == ["theirs"]
+        finally:
+            call(runtime().delete_snapshot(template.id))
+
+
+def test_names_that_are_taken(source: Sandbox) -> None:
+    first = source.snapshot("first")
+    try:
+        for name in ("first", "FIRST"):
+            with pytest.raises(errors.SnapshotExists):
+                source.snapshot(name)
+        for name in ("", "a/b", "a b", "x" * 64, "-a", "\0"):
+            with pytest.raises(errors.SpecError):
+                source.snapshot(name)
+    finally:
+        source.delete_snapshot(first)
+
+
+def test_undo_without_undo(source: Sandbox) -> None:
+    with pytest.raises(errors.SnapshotNotFound, match="undo=N"):
+        source.undo()
+    for steps in (0, -1, True, "1", 1.0):
+        with pytest.raises(errors.SpecError):
+            source.undo(steps)  # type: ignore[arg-type]
+
+
+def test_undo_no_further_than_it_goes() -> None:
+    with box(undo=2) as made:
+        for number in range(4):
+            made.run(f"echo {number} > note")
+        with pytest.raises(errors.SnapshotNotFound, match="99 commands ago: .*2"):
+            made.undo(99)
+        made.undo(2)
+        assert made.files.read_text("note") == "1\n"  # reading leaves no point to go back to
+        with pytest.raises(errors.SnapshotNotFound, match="none"):
+            made.undo()
+
+
+def test_the_dead_and_the_gone() -> None:
+    with box() as made:
+        made.snapshot("first")
+        os.kill(host_pids(made)[0], 9)
+        eventually(lambda: _is_dead(made), 10)
+        jobs = (made.snapshot, made.pause, made.resume, lambda: made.fork(2), lambda: made.rollback("first"), made.diff)
+        for job in jobs:
+            with pytest.raises((errors.SandboxDead, errors.SandboxNotFound, errors.SnapshotNotFound)):
+                job()
+    assert saved_states() == []
+
+
+def _is_dead(made: Sandbox) -> bool:
+    try:
+        made.run("true")
+    except errors.SandboxDead:
+        return True
+    return False
+
+
+def test_children_hold_on_to_their_past(source: Sandbox) -> None:
+    first = source.snapshot("first")
+    second = source.snapshot("second")
+    with all_ended(source.fork(1, snapshot="second")) as (child,):
+        with pytest.raises(errors.SnapshotInUse, match="second"):
+            source.delete_snapshot("first")
+        with pytest.raises(errors.SnapshotInUse, match=child.id):
+            source.delete_snapshot(second)
+        source.delete_snapshot("first", force=True)
+        source.delete_snapshot("second", force=True)
+        with pytest.raises(errors.SnapshotNotFound):
+            source.delete_snapshot(first)
+        assert child.run("cat kept").stdout == "kept", "it feels nothing of it"
+        child.pause()
+        assert child.files.read_text("kept") == "kept"
+    # What it stood on is gone, and it stands on.
+    third = source.snapshot("third")
+    assert third.parent is None
+    source.delete_snapshot(third)
+
+
+def test_other_settings_than_the_template_has(source: Sandbox, tmp_path: Path) -> None:
+    template = source.template("warm")
+    try:
+        for settings in (
+            {"image": f"dir:{tmp_path}"}, {"engine": "container"}, {"engine": "process"}, {"disk": "77m"},
+            {"workdir": "/elsewhere"}, {"user": "root"}, {"at_least": "vm"},
+        ):  # fmt: skip
+            with pytest.raises(errors.SlopletError) as caught:
+                Sandbox(template="warm", **settings).start()
+            assert type(caught.value) in (errors.SpecError, errors.EngineUnavailable, errors.InvalidLimit), settings
+        with pytest.raises(errors.SnapshotExists):
+            source.template("WARM")
+        with box(engine="auto", template="warm", memory="300m") as warm:
+            assert warm.files.read_text("kept") == "kept"
+    finally:
+        call(runtime().delete_snapshot(template.id))
+
+
+@pytest.mark.parametrize("engine", ["container", "process"])
+def test_engines_that_cannot(engine: str) -> None:
+    try:
+        made = Sandbox(engine=engine)
+        made.start()
+    except errors.EngineUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        for job in (made.pause, lambda: made.fork(2)):
+            with pytest.raises(errors.UnsupportedOperation, match="gvisor"):
+                job()
+        assert made.run("echo on").stdout == "on\n"
+        with pytest.raises(errors.UnsupportedOperation, match="gvisor"):
+            Sandbox(engine=engine, idle="5m").start()
+    finally:
+        made.kill()
+
+
+# -- damage ------------------------------------------------------------------------------------------
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def test_what_was_damaged_is_not_believed(source: Sandbox) -> None:
+    """Every file of a snapshot, flipped, cut and grown: refused, and the sandbox runs on."""
+    snapshot = source.snapshot("first")
+    folder = home().snapshots / snapshot.id
+    files = sorted(folder.iterdir())
+    assert len(files) >= 2
+    for path in files:
+        whole = path.read_bytes()
+        for damage in (_flip, _cut, _grow, os.unlink):
+            damage(path)
+            with pytest.raises(errors.SnapshotDamaged):
+                source.rollback("first")
+            path.write_bytes(whole)
+    for damage in (_flip, _cut):
+        damage(files[0])
+        with pytest.raises(errors.SnapshotDamaged):
+            source.fork(3, snapshot="first")
+        files[0].write_bytes(files[0].read_bytes())
+    source.delete_snapshot("first")
+
+
+def test_a_sleeper_whose_state_was_damaged() -> None:
+    """It is told, again and again, and stays as it is; mended, it goes on."""
+    with box() as made:
+        made.files.write("kept", "kept")
+        info = made.pause()
+        assert info.saved is not None
+        path = max((home().snapshots / info.saved).iterdir(), key=lambda file: file.stat().st_size)
+        whole = path.read_bytes()
+        _flip(path)
+        for job in (made.resume, lambda: made.run("true"), lambda: made.fork(2), made.snapshot):
+            with pytest.raises(errors.SnapshotDamaged):
+                job()
+            assert made.info().state == "paused"
+        path.write_bytes(whole)
+        assert made.run("cat kept").stdout == "kept"
+
+
+# -- full --------------------------------------------------------------------------------------------
+
+#: In a mount namespace of its own: SLOPLET_HOME on a file system of a few megabytes, which something fills.
+FULL = """
+import os, subprocess, sys
+home = sys.argv[1]
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m,mode=700", "tmpfs", home], check=True)
+os.environ["SLOPLET_HOME"] = home + "/home"
+from sloplet import Sandbox
+from sloplet.errors import SlopletError
+made = Sandbox(engine="gvisor", disk="64m")
+made.start()
+made.snapshot("first")
+program = made.spawn(["python3", "-uc", sys.argv[2]], stdin=True, detached=True)
+program.send("a\\n")
+pieces = iter(program)
+first = next(pieces)[1]
+stat = os.statvfs(home)
+free = stat.f_bavail * stat.f_frsize
+with open(home + "/filler", "wb") as filler:
+    for left in (6 << 20, 1 << 20, 64 << 10, 0):
+        while os.statvfs(home).f_bavail * stat.f_frsize > left:
+            try:
+                filler.write(bytes(4096))
+                filler.flush()
+            except OSError:
+                break
+        for what in ("snapshot", "pause", "fork", "template"):
+            try:
+                done = {"snapshot": made.snapshot, "pause": made.pause, "fork": lambda: made.fork(2),
+                        "template": lambda: made.template("t")}[what]()
+                print(what, left, "DONE", flush=True)
+                if what == "pause": made.resume()
+            except SlopletError as error:
+                print(what, left, type(error).__name__, str(error)[:150], flush=True)
+        assert made.run("echo on").stdout == "on\\n"
+os.unlink(home + "/filler")
+left = sorted(os.listdir(home + "/home/snapshots"))
+made.pause()
+made.resume()
+program = made.attach(program.pid, replay=False)
+program.send("b\\n")
+print("chain", first.split()[0], next(iter(program))[1].split()[0])
+made.rollback("first")
+print("left", len(left) - len(made.snapshots()), made.run("echo on").stdout.strip())
+made.kill()
+"""
+
+
+def test_a_disk_that_is_full() -> None:
+    """In mid-snapshot, mid-pause, mid-fork, with less and less room: a typed error, the sandbox runs on, nothing half
+    written stays, and with room again it works."""
+    if os.geteuid() != 0:
+        pytest.skip("root's: mounts a small file system")
+    before = Traces()
+    with folder_of_its_own() as folder:
+        program = subprocess.run(
+            ["unshare", "--mount", sys.executable, "-c", FULL, str(folder), CHAIN],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+    lines = program.stdout.splitlines()
+    print(program.stdout, program.stderr)
+    assert program.returncode == 0, program.stderr
+    refused = [line.split() for line in lines[:-2]]
+    assert {words[0] for words in refused if words[1] == "0"} == {"snapshot", "pause", "fork", "template"}
+    assert all(words[2] == "SaveFailed" for words in refused if words[1] == "0"), lines
+    assert {words[2] for words in refused} <= {"SaveFailed", "DONE", "StateUnwritable", "StartFailed"}
+    assert lines[-2] == "chain 1 2"
+    assert lines[-1] == "left 0 on"
+    assert before.left() == []
