@@ -90,6 +90,6 @@ def quantity(value: float, unit: str) -> str:
         shown = f"{value:.0f}" if abs(value) >= 100 else f"{value:.{_DIGITS}g}"
         return shown if unit == "1" else f"{shown} {unit}"
     for factor, name in ((1, "s"), (1e3, "ms")):
-        if abs(value) * factor >= 1:
+        if abs(value) * factor >= 0.9995:  # what three digits would round to 1
             return f"{value * factor:.{_DIGITS}g} {name}"
     return f"{value * 1e6:.{_DIGITS}g} µs"
