@@ -163,9 +163,8 @@ def test_table_shows_every_subject_and_verdict() -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.0123, "s", "12.3 ms"), (1.5, "s", "1.5 s"), (0.00025, "s", "250 µs"), (0.9996, "s", "1 s"), (0.9994, "s", "999 ms"),
-     (812.3, "MiB/s", "812 MiB/s"),
-     (500, "1", "500")],
+    [(0.0123, "s", "12.3 ms"), (1.5, "s", "1.5 s"), (0.00025, "s", "250 µs"), (0.9996, "s", "1 s"),
+     (0.9994, "s", "999 ms"), (812.3, "MiB/s", "812 MiB/s"), (500, "1", "500")],
 )  # fmt: skip
 def test_quantity(value: float, unit: str, text: str) -> None:
     assert quantity(value, unit) == text
