@@ -16,7 +16,7 @@ from live_kit import CHAIN, RUNSC, Chain, box, talk, talk_on
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 from keeper_helpers import Keeping, end, keeping, wait_for
 
-pytestmark = pytest.mark.usefixtures("gvisor")
+pytestmark = [pytest.mark.anyone, pytest.mark.usefixtures("gvisor")]
 
 
 def test_idle_sleep() -> None:

@@ -22,11 +22,16 @@ BATCHES = 10 if SOAK else 2
 BATCH = 10
 
 
-def test_write_pause_resume_verify() -> None:
-    """Files and the memory of a process, through round after round."""
-    with box() as made:  # what is made once is there
+@pytest.fixture(scope="module", autouse=True)
+def _warm(gvisor: None) -> None:
+    """What is made once in a process and a home is there."""
+    with box() as made:
         made.pause()
         made.resume()
+
+
+def test_write_pause_resume_verify() -> None:
+    """Files and the memory of a process, through round after round."""
     before = Traces()
     with box() as made:
         files: dict[str, str] = {}
