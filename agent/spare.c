@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "spare.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -104,10 +105,13 @@ static void await_job(struct spawn *s, struct job *job, int fd)
     char control[CMSG_SPACE(sizeof(int) * FDS)];
     struct iovec data = {text, sizeof text};
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-    struct cmsghdr *header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    struct cmsghdr *header;
     int fds[FDS];
+    ssize_t n;
 
+    while ((n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+        ; /* a restored one is woken so */
+    header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
     if (!header || header->cmsg_len != CMSG_LEN(sizeof fds))
         _exit(0);
     memcpy(fds, CMSG_DATA(header), sizeof fds);
