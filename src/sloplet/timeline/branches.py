@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from ..wire.schema import Tag
 from .origins import Origin, saves
 from .sleeping import Sleeping, head_at
 
-_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))  # restores side by side: they need the processor
+_AT_ONCE = 16  # restores side by side: more would only take memory from each other
 _NOTE = 200
 
 
