@@ -123,11 +123,16 @@ if sys.argv[1] == "kill":
 """
 
 
+def _descendants() -> set[int]:
+    leaks.bury_orphans()
+    return leaks.descendants()
+
+
 @pytest.mark.parametrize(("how", "ready"), [("exit", 2), ("exit", 0), ("kill", 1)])
 def test_nothing_is_left_of_it(how: str, ready: int) -> None:
     """After the program has ended, or was killed and the next one has cleaned up; also with one just being made."""
     with folder_of_its_own() as folder, leaks.adopted_orphans():
-        leaks.bury_orphans()
+        eventually(lambda: not _descendants(), 20, "the tests before have not ended")
         before = Traces(folder / "none", bury=True)
         env = {**os.environ, "SLOPLET_HOME": str(folder / "home")}
         done = subprocess.run(

@@ -218,6 +218,7 @@ def test_what_was_damaged_is_not_believed(source: Sandbox) -> None:
     """Every file of a snapshot, flipped, cut and grown: refused, and the sandbox runs on."""
     snapshot = source.snapshot("first")
     folder = home().snapshots / snapshot.id
+    assert home().snapshots.stat().st_mode & 0o077 == 0, "memory lies there: it is nobody else's"
     files = sorted(folder.iterdir())
     assert len(files) >= 2
     for path in files:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
 
 import pytest
 from hostile_kit import Waiting, eventually
-from live_kit import CHAIN, Chain, Talk, box, outcome, talk, talk_on
+from live_kit import CHAIN, Chain, Talk, box, home, outcome, talk, talk_on
 
 from sloplet import Sandbox, errors
 
@@ -126,6 +128,7 @@ def test_a_time_limit_does_not_run_while_it_sleeps() -> None:
         process = made.spawn("sleep 1; echo done", timeout=2, detached=True)
         made.pause()
         time.sleep(2.1)  # the point of it: more than the limit, asleep
+        assert abs(int(made.run("date +%s").stdout) - time.time()) <= 2, "its clock stood still"
         result = made.attach(process.pid).wait()
         assert (result.stdout, result.timed_out) == ("done\n", False)
         late = made.spawn("sleep 100", timeout=1, detached=True)
@@ -159,6 +162,48 @@ def test_a_command_during_a_snapshot_waits_and_works() -> None:
         stop.set()
         running.result(20)
         assert set(results) == {"hello\n"}
+
+
+GC = """
+import sys
+from sloplet.engines import registry
+from sloplet.state.home import Home
+from sloplet.state.reaper import reap
+from sloplet.state.store import Store
+home, rounds = Home(sys.argv[1]), 0
+store = Store(home)
+print("cleaning", flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    report = reap(home, store, registry.reap)
+    assert not report.errors, report.errors
+    rounds += 1
+print(rounds)
+"""
+
+
+def test_cleaning_up_meanwhile_takes_nothing_away() -> None:
+    """Another program cleans up after the dead, again and again, while snapshots, forks and pauses are made."""
+    with box() as made:
+        made.files.write("kept", "kept")
+        cleaner = subprocess.Popen(
+            [sys.executable, "-c", "import select" + GC, str(home().path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert cleaner.stdout is not None
+        assert cleaner.stdout.readline() == "cleaning\n"
+        made.snapshot("first")
+        for child in made.fork(3) + made.fork(2, snapshot="first"):
+            assert child.files.read_text("kept") == "kept"
+            child.kill()
+        made.pause()
+        assert made.files.read_text("kept") == "kept"
+        made.rollback("first")
+        assert made.files.read_text("kept") == "kept"
+        told, _ = cleaner.communicate("x")
+        assert cleaner.returncode == 0
+        assert int(told) > 5, "control: it has cleaned up meanwhile"
 
 
 ACTS = ("pause", "resume", "run", "read", "snapshot", "rollback", "fork", "info")
