@@ -25,6 +25,7 @@
 
 #include "agent.h"
 #include "guest.h"
+#include "gvisor_guest.h"
 #include "path.h"
 #include "spare.h"
 
@@ -62,7 +63,8 @@ static void offer_to_oom_killer(void)
 {
     int fd;
 
-    if (agent_proc_fd < 0)
+    /* gVisor has no such killer, and remembers what was opened of /proc for long after the process is gone */
+    if (agent_proc_fd < 0 || agent_own_kernel)
         return;
     fd = openat(agent_proc_fd, "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0)
