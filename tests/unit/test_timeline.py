@@ -6,8 +6,8 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +303,38 @@ def test_a_command_with_undo_that_meets_a_pause(tmp_path: Path, monkeypatch: pyt
         await pauses[0]
 
     in_world(tmp_path, monkeypatch, work)
+
+
+def test_a_fork_of_one_that_is_just_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wakes it deletes what it slept in: not before the fork has it."""
+
+    async def work(world: World) -> None:
+        box = await world.box("dev")
+        await box.files.write("note", "kept")
+        await box.pause()
+        timeline, saved = world.runtime.timeline, world.runtime.timeline.saved
+        woken: list[asyncio.Task[Any]] = []
+
+        def just_then(snapshot_id: str) -> Any:
+            if woken:
+                return saved(snapshot_id)
+            woken.append(asyncio.ensure_future(box.resume()))
+            return _late(saved, snapshot_id)
+
+        monkeypatch.setattr(timeline, "saved", just_then)
+        children = await box.fork(2)
+        assert [await _read(child) for child in children] == ["kept", "kept"]
+        await woken[0]
+        assert await _read(box) == "kept"
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+@asynccontextmanager
+async def _late(saved: Callable[[str], Any], snapshot_id: str) -> AsyncIterator[Any]:
+    await asyncio.sleep(0.2)
+    async with saved(snapshot_id) as origin:
+        yield origin
 
 
 OPERATIONS: dict[str, Callable[[AsyncSandbox, int], Awaitable[Any]]] = {

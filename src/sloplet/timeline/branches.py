@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from ..controller import SandboxInfo, Snapshot
@@ -116,36 +117,37 @@ class Branches(Sleeping):
         self, sandbox_id: str, count: int, names: Sequence[str] | None, snapshot_id: str | None
     ) -> list[SandboxInfo]:
         runtime = self._runtime
-        info = await runtime.find(sandbox_id)
-        passing: str | None = None  # a state that serves this fork only
         head: str | None
-        if snapshot_id is not None:
-            await self._own(sandbox_id, snapshot_id)
-            source = head = snapshot_id
-        else:
-            async with self.turn(sandbox_id):
-                live = runtime.held_live(sandbox_id)
-                if live is None:
-                    info = await self._record(sandbox_id)
-                    if info.state != "paused" or info.saved is None:
-                        raise runtime.not_held(sandbox_id, info)
-                    source = info.saved
-                elif not saves(live.engine):
-                    raise UnsupportedOperation(
-                        f"engine {live.engine.name!r} cannot copy running processes",
-                        hint="engine='gvisor' can; from a disk snapshot, fork(snapshot=...) copies the files",
-                    )
-                else:
-                    source = passing = (await self._save(live, "fork")).id
-                head = info.head
-        try:
-            async with self.saved(source) as origin:
-                made = await self._make_many(info, replace(origin, head=head), count, names)
-        finally:
-            if passing is not None:
-                await asyncio.shield(self._drop(passing))
+        async with AsyncExitStack() as held:
+            if snapshot_id is not None:
+                info = await runtime.find(sandbox_id)
+                await self._own(sandbox_id, snapshot_id)
+                origin, head = await held.enter_async_context(self.saved(snapshot_id)), snapshot_id
+            else:
+                async with self.turn(sandbox_id):  # until we have it open: who wakes a sleeper deletes what it slept in
+                    info, source = await self._to_fork(sandbox_id, held)
+                    origin, head = await held.enter_async_context(self.saved(source)), info.head
+            made = await self._make_many(info, replace(origin, head=head), count, names)
         runtime.bus.emit(sandbox_id, "forked", children=[child.id for child in made])
         return made
+
+    async def _to_fork(self, sandbox_id: str, held: AsyncExitStack) -> tuple[SandboxInfo, str]:
+        """The sandbox and its state now: what it sleeps in, or one that is saved for as long as ``held``."""
+        runtime = self._runtime
+        live = runtime.held_live(sandbox_id)
+        if live is None:
+            info = await self._record(sandbox_id)
+            if info.state != "paused" or info.saved is None:
+                raise runtime.not_held(sandbox_id, info)
+            return info, info.saved
+        if not saves(live.engine):
+            raise UnsupportedOperation(
+                f"engine {live.engine.name!r} cannot copy running processes",
+                hint="engine='gvisor' can; from a disk snapshot, fork(snapshot=...) copies the files",
+            )
+        passing = (await self._save(live, "fork")).id
+        held.push_async_callback(self._drop, passing)
+        return live.info, passing
 
     async def _make_many(
         self, parent: SandboxInfo, origin: Origin, count: int, names: Sequence[str] | None
