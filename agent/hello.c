@@ -15,6 +15,7 @@
 #include "memory.h"
 #include "path.h"
 #include "ring.h"
+#include "spare.h"
 #include "wire.h"
 
 #define B(tag) TAG_BIT(TAG_##tag)
@@ -215,5 +216,6 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     if (fields_have(&f, TAG_TAG)) /* by it the host knows this answer from bytes that commands made up */
         fw_bytes(&w, TAG_TAG, f.text[TAG_TAG].p, f.text[TAG_TAG].len);
     wire_hello(&w);
+    spare_soon();
     return 0;
 }

@@ -20,7 +20,8 @@
 #define MOST (32 * 1024)
 #define WORDS 1024
 #define FDS 4
-#define SOON (2 * MSEC) /* when the one that was just taken has got going */
+#define SOON (2 * MSEC)  /* when the one that was just taken has got going */
+#define FIRST (5 * MSEC) /* after HELLO: who waits in a pool has one ready for its first command */
 
 /* What the shim needs to know; after it come cwd, workdir, path, the arguments and the variables, each with its NUL. */
 struct job {
@@ -164,6 +165,12 @@ static void spare_make(void)
     spare.fd = pair[0];
     if (spare.pid < 0)
         close(pair[0]);
+}
+
+void spare_soon(void)
+{
+    if (agent_own_kernel && guest.null_fd >= 0)
+        due = earlier(due, now_ns() + FIRST);
 }
 
 int64_t spare_timer(int64_t now)

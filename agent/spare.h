@@ -8,6 +8,8 @@
 pid_t spare_take(const struct spawn *s);
 /* Makes the next one when it is due; when to come again. */
 int64_t spare_timer(int64_t now);
+/* There may soon be a command. */
+void spare_soon(void);
 
 /* shim.c: what a shim is, in its parts. enter: right after the fork. keep_only: of all descriptors above 2 only /proc
  * and *fd, which may move. run: the command; s->error from enter is reported. */

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MOST = 64  # ready or being made, in all pools of a process
 UNUSED = 300.0  # seconds after which a pool that nobody claims from is given up
 _RETRY = 5.0  # after a start that failed
+_BREATH = 0.1  # after a claim: whoever claimed has a first command, and starting another takes the processor from it
 
 
 @dataclass
@@ -92,6 +93,8 @@ class Pools:
             pool.filler = self._runtime.background(self._fill(key, pool))
 
     async def _fill(self, key: SandboxSpec, pool: _Pool) -> None:
+        if pool.ready:
+            await asyncio.sleep(_BREATH)
         while not self._closed and self._pools.get(key) is pool and len(pool.ready) < pool.wanted:
             if self.ready + self._making >= MOST:
                 return
