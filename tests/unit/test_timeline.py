@@ -305,6 +305,28 @@ def test_a_command_with_undo_that_meets_a_pause(tmp_path: Path, monkeypatch: pyt
     in_world(tmp_path, monkeypatch, work)
 
 
+@pytest.mark.parametrize("act", [_snapshot, _pause, _fork, _template], ids=["snapshot", "pause", "fork", "template"])
+def test_killed_while_it_is_saved(act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who saves it is told that it is dead, not to try again."""
+
+    async def work(world: World) -> None:
+        box = await world.box("dev")
+        kills: list[asyncio.Task[None]] = []
+
+        async def kill_it() -> None:
+            kills.append(asyncio.ensure_future(world.runtime.kill(box.id)))
+            await asyncio.sleep(0.01)
+            raise errors.SaveFailed("the engine has ended", hint="it runs on")
+
+        world.engine.saving = kill_it
+        with pytest.raises(errors.SandboxDead):
+            await act(box)
+        await kills[0]
+        assert world.states() == []
+
+    in_world(tmp_path, monkeypatch, work)
+
+
 def test_a_fork_of_one_that_is_just_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who wakes it deletes what it slept in: not before the fork has it."""
 

@@ -16,6 +16,7 @@ from ..engines import registry
 from ..errors import (
     EngineUnavailable,
     SandboxDead,
+    SaveFailed,
     SnapshotError,
     SpecError,
     UnsupportedOperation,
@@ -104,13 +105,22 @@ class Saving:
                 gate, live.gate = live.gate, None
                 gate.set()
 
+    async def _write(self, live: Live, draft: Draft) -> None:
+        """The engine's part of it. Of one that ended meanwhile that is told, not that its state could not be saved."""
+        try:
+            await live.instance.save(draft.fd, stop=False)
+        except SaveFailed:
+            if live.ending or live.mux.error is not None:
+                raise self._runtime.not_held(live.info.id) from None
+            raise
+
     async def _save(self, live: Live, role: str, *, name: str | None = None, note: str = "") -> Snapshot:
         """Save a running sandbox, which then goes on."""
         draft = await self._runtime.off_loop(self._runtime.saved.begin)
         try:
             if saves(live.engine):
                 async with self._standing_still(live):
-                    await live.instance.save(draft.fd, stop=False)
+                    await self._write(live, draft)
                 kind = "live"
             elif live.engine.probe().capabilities.disk_snapshots:
                 share = await self._shares(live, draft)
@@ -176,6 +186,8 @@ class Saving:
     async def _copy_saved(self, sandbox_id: str, name: str | None, role: str, note: str) -> Snapshot:
         """A paused sandbox's snapshot is what was saved of it, under another name; it goes on sleeping."""
         info = await self._record(sandbox_id)
+        if self._runtime.holds(sandbox_id):
+            raise self._runtime.not_held(sandbox_id)  # it is on its way out
         if info.saved is None or info.state != "paused":
             raise SandboxDead(
                 f"the sandbox {info.name or info.id} is {info.state}: there is nothing to save",

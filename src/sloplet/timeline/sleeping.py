@@ -46,7 +46,7 @@ class Sleeping(Saving):
                     await runtime.off_loop(lambda: runtime.saved.abandon(draft))
                     return live.info
                 async with self._standing_still(live) as still:
-                    await live.instance.save(draft.fd, stop=False)
+                    await self._write(live, draft)
                     snapshot = await self._publish(draft, live, "pause", "live")
                     await runtime.on_state(lambda: self._mark_paused(live, snapshot))
                     still.stays = True
