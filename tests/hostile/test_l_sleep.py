@@ -153,3 +153,56 @@ def test_two_programs_one_name(world: Keeping) -> None:
     assert world.run(f"from sloplet import Sandbox\n{state}") == "paused"
     assert world.run("from sloplet import Sandbox\nprint(Sandbox.connect('dev').run('cat note').stdout)") == "1"
     world.run("from sloplet import Sandbox\nSandbox.connect('dev').kill()")
+
+
+RACE = """
+import random, sys
+from sloplet import Sandbox, errors
+dice = random.Random(int(sys.argv[1]))
+acts = {
+    "run": lambda box: box.run("echo on", timeout=30),
+    "pause": lambda box: box.pause(),
+    "resume": lambda box: box.resume(),
+    "snapshot": lambda box: box.snapshot(),
+    "rollback": lambda box: [box.rollback(each) for each in box.snapshots()[-1:]],
+    "fork": lambda box: [child.kill() for child in box.fork(1)],
+    "undo": lambda box: box.undo(),
+    "kill": lambda box: box.kill() if dice.random() < 0.4 else None,
+    "close": lambda box: box.close(),
+}
+for _ in range(10):
+    name = dice.choice(list(acts))
+    try:
+        box = Sandbox("dev", engine="gvisor", undo=1)
+        box.start()
+        acts[name](box)
+        print(name, "ok")
+    except errors.SlopletError as error:
+        print(name, type(error).__name__)
+"""
+AFTERWARDS = """
+from sloplet import Sandbox
+with Sandbox("dev", engine="gvisor", undo=1) as box:
+    print(box.run("echo on").stdout)
+for info in Sandbox.list():
+    Sandbox.connect(info.id).kill()
+assert Sandbox.list() == []
+"""
+EXPECTED = {"SandboxDead", "SandboxNotFound", "SandboxPaused", "SnapshotNotFound", "SandboxExists", "SnapshotInUse"}
+
+
+def test_three_programs_at_one_sandbox(world: Keeping) -> None:
+    """They open, use, pause, roll back, copy and end it as they like: each call ends, with a result or a word that
+    fits, and afterwards nothing is left."""
+    programs = [world.begin(RACE, str(seed)) for seed in range(3)]
+    told: list[str] = []
+    for program in programs:
+        out, err = program.communicate(timeout=80)
+        assert program.returncode == 0, err
+        told += out.splitlines()
+    assert len(told) == 30
+    assert {line.split()[1] for line in told} <= EXPECTED | {"ok"}, told
+    assert sum(line.endswith(" ok") for line in told) > 10, told
+    assert world.run(AFTERWARDS) == "on"
+    assert list((world.home / "snapshots").iterdir()) == []
+    assert list((world.home / "sandboxes").glob("*/*")) == []
