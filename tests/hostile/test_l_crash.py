@@ -25,7 +25,7 @@ from sloplet.testing import leaks
 pytestmark = [pytest.mark.anyone, pytest.mark.usefixtures("gvisor"), pytest.mark.timeout(0 if SOAK else 120)]
 
 PROGRAM = str(Path(__file__).with_name("live_crash.py"))
-POINTS = 100 if SOAK else 3  # of each kind
+POINTS = 100 if SOAK else 2  # of each kind
 
 
 @pytest.fixture
@@ -81,4 +81,4 @@ def test_killed_in_the_middle(folder: Path) -> None:
     for each in points:
         print(each)
     assert [each for each in points if each[2]] == []
-    assert len({tuple(each[1]) for each in points}) > 2, "control: at different moments"
+    assert len({tuple(each[1]) for each in points}) > 1, "control: at different moments"
