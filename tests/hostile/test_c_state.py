@@ -280,7 +280,7 @@ def test_full_disk(tmp_path: Path, first: bool) -> None:
         ballast.unlink()
         assert listed(home) == ({} if first else {"dev": "dead"})
         assert cli(home, "run", "--engine", "fake", "--", "true")[0] == 0
-        allowed = ("state.db", "run", "sandboxes", "images", "cache")
+        allowed = ("state.db", "run", "sandboxes", "snapshots", "images", "cache")
         assert not [name for name in set(files_of(home)) - before if not name.startswith(allowed)]
         assert not [name for name in files_of(home) if name.startswith("sandboxes/")]
 
@@ -363,4 +363,6 @@ def test_c06_four_programs_at_random(tmp_path: Path) -> None:
     assert store.check() == []
     store.close()
     assert cli(home, "gc")[0] == 0
-    assert not [name for name in files_of(home) if name.startswith(("sandboxes/", "run/owners/", "images/"))]
+    assert not [
+        name for name in files_of(home) if name.startswith(("sandboxes/", "snapshots/", "run/owners/", "images/"))
+    ]
