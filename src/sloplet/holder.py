@@ -333,7 +333,8 @@ class Holder:
 
     async def delete_saved(self, sandbox_id: str) -> None:
         """All that was saved of it. Whoever has some of it open (a fork) is waited for, and may need the state."""
-        await self.off_loop(lambda: self.saved.delete_of_sandbox(sandbox_id))
+        if await self.on_state(lambda: any(each.role != "template" for each in self.store.list_snapshots(sandbox_id))):
+            await self.off_loop(lambda: self.saved.delete_of_sandbox(sandbox_id))
 
     def forget(self, owner: str, sandbox_id: str) -> None:
         if owner:
@@ -381,11 +382,15 @@ class Holder:
 
     async def off_loop(self, job: Callable[[], T]) -> T:
         """What may take seconds (hashing), in a thread of its own; finished even if the caller is cancelled."""
-        return await asyncio.shield(self.background(asyncio.to_thread(job)))
+        return await asyncio.shield(self.background(self._in_thread(None, job)))
 
     async def on_state(self, job: Callable[[], T]) -> T:
+        """The records: one at a time, in the order they were asked for."""
+        return await self._in_thread(self._state, job)
+
+    async def _in_thread(self, pool: ThreadPoolExecutor | None, job: Callable[[], T]) -> T:
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._state, job)
+            work = asyncio.get_running_loop().run_in_executor(pool, job)
         except RuntimeError as error:
             raise EngineError(f"no thread can be started: {error}", hint=NO_ROOM) from error
         return await work
