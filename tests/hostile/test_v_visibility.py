@@ -79,6 +79,7 @@ def test_v_environment(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         names = {line.partition("=")[0] for line in box.run("env -0 | tr '\\0' '\\n'").stdout.splitlines()}
         assert names <= {
             "MINE",
+            "SLOPLET_GENERATION_FILE",
             "PATH",
             "HOME",
             "USER",
