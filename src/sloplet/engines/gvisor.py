@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import platform
@@ -199,11 +198,7 @@ class GvisorEngine:
         try:
             await instance.bring_up(request.restore)
         except BaseException:
-            os.close(instance.read_fd)
-            os.close(instance.write_fd)
-            instance.kill()
-            await asyncio.shield(instance.wait())
-            instance.cleanup()
+            await instance.give_up()
             raise
         return instance
 

@@ -234,6 +234,14 @@ class Jailed:
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
+    async def give_up(self) -> None:
+        """End one that does not come up: nobody has its wire yet. It is gone, and leaves nothing, when this returns."""
+        os.close(self.read_fd)
+        os.close(self.write_fd)
+        self.kill()
+        await asyncio.shield(self.wait())
+        self.cleanup()
+
     def cleanup(self) -> None:
         cgroups.remove(self._group.folders, seconds=_CLEANUP_SECONDS)
         self._cleaned()
@@ -316,11 +324,7 @@ async def launch(
     try:
         await instance.started(spawned.status_fd)
     except BaseException:
-        os.close(spawned.read_fd)
-        os.close(spawned.write_fd)
-        instance.kill()
-        await asyncio.shield(instance.wait())
-        instance.cleanup()
+        await instance.give_up()
         raise
     return instance
 
