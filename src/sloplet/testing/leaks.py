@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import re
 import subprocess
@@ -75,6 +76,13 @@ def bury_orphans() -> None:
 
 
 def snapshot(home: str | os.PathLike[str] | None = None) -> Snapshot:
+    """What there is now. What earlier code has dropped is collected first: its files close now, and not amid what is
+    being watched, where fewer files would be a difference too."""
+    gc.collect()
+    return _look(home)
+
+
+def _look(home: str | os.PathLike[str] | None = None) -> Snapshot:
     """All that could leak, now. ``home`` is a SLOPLET_HOME."""
     family = descendants()
     folder = Path(home) if home is not None else None
@@ -112,7 +120,7 @@ def settled(
     while True:
         if bury:
             bury_orphans()
-        found = diff(before, snapshot(home))
+        found = diff(before, _look(home))
         if not found or time.monotonic() > give_up:
             return found
         time.sleep(0.02)
