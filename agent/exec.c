@@ -19,7 +19,8 @@
 #define KNOWN_FLAGS                                                                                \
     (EXEC_FLAG_PTY | EXEC_FLAG_STDIN | EXEC_FLAG_KILL_ON_RESET | EXEC_FLAG_MERGE | EXEC_FLAG_LOSSY)
 
-/* Strings and the vectors that point at them, in one allocation that is freed after the fork. */
+/* Strings and the vectors that point at them, until the shim has them: in a place that is used again and again, where
+ * they are not too many. */
 struct block {
     char **argv, **env;
     int argc, envc;
@@ -78,10 +79,14 @@ static const char *env_get(const struct block *b, const char *key)
     return NULL;
 }
 
+static char *few_slots[512], little_text[16 * 1024];
+
 static void block_free(struct block *b)
 {
-    free(b->argv);
-    free(b->text);
+    if (b->argv != few_slots)
+        free(b->argv);
+    if (b->text != little_text)
+        free(b->text);
 }
 
 static int block_build(struct block *b, const struct fields *f, const struct user *u, bool pty)
@@ -96,10 +101,11 @@ static int block_build(struct block *b, const struct fields *f, const struct use
     if (argc > ARGV_MAX || envc + defaults > ENV_MAX)
         return E2BIG;
     slots = (size_t)(argc + 1 + envc + defaults + 8);
-    b->argv = calloc(slots, sizeof *b->argv);
-    b->text = malloc(text);
+    b->argv = slots <= sizeof few_slots / sizeof *few_slots ? few_slots : malloc(slots * sizeof *b->argv);
+    b->text = text <= sizeof little_text ? little_text : malloc(text);
     if (!b->argv || !b->text)
         return ENOMEM;
+    memset(b->argv, 0, slots * sizeof *b->argv);
     for (pos = 0; fields_next(f, TAG_ARGV, &pos, &p, &n);)
         b->argv[b->argc++] = put(b, p, n);
     b->env = b->argv + b->argc + 1;
@@ -259,6 +265,7 @@ static int launch(struct proc *p, struct spawn *sp, struct stdio *io)
     p->started_wall = wall_ns();
     p->started = now_ns();
     p->shim = shim_start(sp);
+    p->jobs = sp->jobs;
     error = p->shim < 0 ? errno : 0;
     close(sp->status);
     if (error) {

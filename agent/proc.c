@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "spare.h"
+
 struct proc *proc_list;
 static struct proc **list_end = &proc_list;
 static int64_t last_id;
@@ -60,7 +62,7 @@ struct proc *proc_new(void)
         return NULL;
     }
     p->id = ++last_id;
-    p->in.fd = p->status.fd = -1;
+    p->in.fd = p->status.fd = p->jobs = -1;
     p->deadline = p->kill_next = p->settle = NEVER;
     for (int c = 0; c < 2; c++) {
         p->ch[c].source.fd = -1;
@@ -180,31 +182,64 @@ static void started(struct proc *p, pid_t ospid)
         }
 }
 
-static void on_status(struct source *src, uint32_t events)
+/* Reads up to EMPTY at most: what remains, the pipe's end, then calls on_status again. */
+static void read_status(struct proc *p)
 {
-    struct proc *p = OWNER(src, struct proc, status);
     struct shim_report r;
 
-    (void)events;
-    for (;;) {
-        ssize_t n = read(src->fd, &r, sizeof r);
+    while (p->status.fd >= 0 && !p->empty) {
+        ssize_t n = read(p->status.fd, &r, sizeof r);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno == EAGAIN)
             return;
-        if (n != sizeof r) {
-            loop_close(src);
-            return;
-        }
-        if (r.kind == SHIM_STARTED)
+        if (n != sizeof r)
+            loop_close(&p->status);
+        else if (r.kind == SHIM_STARTED)
             started(p, r.pid);
         else if (r.kind == SHIM_EXITED)
             proc_exited(p, r.status, r.cpu_us, r.maxrss);
-        else {
+        else if (r.kind == SHIM_EMPTY)
+            p->empty = true;
+        else
             start_failed(p, &r);
-            return;
-        }
     }
+}
+
+/* Nothing of the tree is left, or nobody who minds it. */
+static void tree_ended(struct proc *p)
+{
+    loop_close(&p->status);
+    if (p->jobs >= 0)
+        close(p->jobs);
+    p->jobs = -1;
+    p->shim_gone = true;
+    if (!p->orphaned) {
+        p->killing = false;
+        p->kill_next = NEVER;
+    }
+}
+
+static void let_go(struct proc *p)
+{
+    if (p->hidden && !p->attached && !p->killing)
+        proc_free(p);
+    else
+        proc_evict();
+}
+
+static void on_status(struct source *src, uint32_t events)
+{
+    struct proc *p = OWNER(src, struct proc, status);
+
+    (void)events;
+    read_status(p);
+    if (!p->empty)
+        return;
+    spare_back(p->shim, p->jobs);
+    p->jobs = -1;
+    tree_ended(p);
+    let_go(p);
 }
 
 int proc_watch_status(struct proc *p, int fd)
@@ -215,17 +250,11 @@ int proc_watch_status(struct proc *p, int fd)
 /* A shim that ended by itself has no descendants. One that was killed leaves them to us. */
 static void shim_ended(struct proc *p, int status)
 {
-    if (p->status.fd >= 0)
-        on_status(&p->status, 0); /* its last words may still be in the pipe */
-    loop_close(&p->status);
-    p->shim_gone = true;
-    p->orphaned = WIFSIGNALED(status);
+    read_status(p); /* its last words may still be in the pipe */
+    p->orphaned = WIFSIGNALED(status) && !p->empty;
+    tree_ended(p);
     if (p->state == PROC_STARTING && *p->slot > 0)
         started(p, *p->slot); /* the shim was killed before it could say so */
-    if (!p->orphaned) {
-        p->killing = false;
-        p->kill_next = NEVER;
-    }
     if (p->state == PROC_STARTING) {
         struct shim_report r = {.kind = SHIM_FAILED, .part = PART_NONE, .error = ECHILD};
         start_failed(p, &r);
@@ -235,10 +264,7 @@ static void shim_ended(struct proc *p, int status)
         if (waitid(P_PID, (id_t)p->ospid, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
             proc_exited(p, status, 0, 0);
     }
-    if (p->hidden && !p->attached && !p->killing)
-        proc_free(p);
-    else
-        proc_evict();
+    let_go(p);
 }
 
 static int64_t cpu_of(const struct rusage *ru)
@@ -252,8 +278,8 @@ static int64_t cpu_of(const struct rusage *ru)
 static void orphan_ended(pid_t pid, int status, const struct rusage *ru)
 {
     for (struct proc *p = proc_list; p; p = p->next) {
-        if (p->state == PROC_STARTING && p->status.fd >= 0)
-            on_status(&p->status, 0);
+        if (p->state == PROC_STARTING)
+            read_status(p);
         if (p->state == PROC_STARTING && *p->slot == pid)
             started(p, pid);
         if (p->ospid == pid && p->state == PROC_RUNNING) {

@@ -46,7 +46,9 @@ struct proc {
     enum proc_state state;
     pid_t shim, ospid;
     pid_t *slot; /* while starting: where the command's pid shows up even if the shim is killed */
-    bool shim_gone;   /* reaped: the tree is empty, or orphaned if `orphaned` */
+    int jobs;         /* of its shim: see struct spawn */
+    bool empty;       /* the shim said that the tree is gone */
+    bool shim_gone;   /* reaped, or back among those that wait: the tree is empty, or orphaned if `orphaned` */
     bool orphaned;    /* someone killed the shim: what is left are children of the agent */
     bool pty, timed_out, killing, hidden;
     bool oom; /* the watchdog killed something of its tree */

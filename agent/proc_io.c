@@ -52,33 +52,32 @@ static void channel_done(struct channel *c)
 /* One read. False when nothing came: EAGAIN, the end, or a stream holds us back. */
 static bool channel_read(struct channel *c)
 {
-    size_t room = may_read(c);
-    char scratch[4096];
+    static uint8_t first[READ_MAX];
+    size_t room = may_read(c), want = room < READ_MAX ? room : READ_MAX;
     struct iovec iov[2];
     int pieces;
     ssize_t n;
 
     if (!room || c->source.fd < 0)
         return false;
-    pieces = ring_space(&c->ring, room < READ_MAX ? room : READ_MAX, iov);
-    if (!pieces) { /* no memory for a ring: the process must not hang for it */
-        iov[0] = (struct iovec){scratch, sizeof scratch};
-        pieces = 1;
-    }
+    pieces = ring_space(&c->ring, want, iov);
+    if (!pieces)
+        iov[0] = (struct iovec){first, want};
     do
-        n = readv(c->source.fd, iov, pieces);
+        n = readv(c->source.fd, iov, pieces ? pieces : 1);
     while (n < 0 && errno == EINTR);
     if (n < 0 && errno == EAGAIN)
         return false;
     if (n <= 0) { /* a terminal whose other side is closed says EIO */
-        if (!c->ring.total)
-            ring_free(&c->ring);
         loop_close(&c->source);
         if (!c->done)
             channel_done(c);
         return false;
     }
-    ring_advance(&c->ring, (size_t)n);
+    if (pieces)
+        ring_advance(&c->ring, (size_t)n);
+    else
+        ring_append(&c->ring, first, (size_t)n);
     if (!c->done && c->proc->state == PROC_EXITED && !c->proc->pty && c->ring.total >= c->final)
         c->done = true;
     wake(c->proc);

@@ -1,6 +1,7 @@
 /* The shim: one small process per command, the subreaper of all that descends from it, so that a
  * double-forked daemon still belongs to its command. It reports how the main process ended at
- * once, then reaps until nothing is left, and its own end tells the agent that the tree is gone.
+ * once, then reaps until nothing is left, and its own end tells the agent that the tree is gone
+ * (where shims are dear it says so instead, and takes the next command: spare.c).
  *
  * The command is started by clone(CLONE_VM | CLONE_VFORK): no page table is copied, and a failure
  * before exec comes back through shared memory. It is safe here because the shim has one thread,
@@ -35,6 +36,8 @@
 #define STATUS_FD 3
 #define PROC_FD 4
 #define FENCE_FD 5
+#define JOBS_FD 6
+#define NULL_FD 7
 #define STACK_SIZE (64 * 1024)
 
 /* A sanitizer keeps a shadow of the stack it knows: the child's is not that one. */
@@ -208,15 +211,17 @@ static void on_sweep(int signum)
 
 static pid_t main_pid;
 
-/* Takes one dead child. True if there was one; ends the shim when there are no children left. */
-static bool collect(int flags)
+enum collected { NOBODY_LEFT, NONE_DEAD, ONE };
+
+/* Takes one dead child. */
+static enum collected collect(int flags)
 {
     struct shim_report r = {.kind = SHIM_EXITED};
     struct rusage ru;
     pid_t pid = wait4(-1, &r.status, flags, &ru);
 
     if (pid < 0 && errno == ECHILD)
-        _exit(0);
+        return NOBODY_LEFT;
     if (pid > 0 && pid == main_pid) {
         r.pid = pid;
         r.cpu_us = (int64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 +
@@ -225,7 +230,7 @@ static bool collect(int flags)
         report(&r);
         main_pid = -1;
     }
-    return pid > 0;
+    return pid > 0 ? ONE : NONE_DEAD;
 }
 
 /* Without /proc a process cannot list its children, but waitid says of any pid whether it is one.
@@ -235,6 +240,7 @@ static bool collect(int flags)
 static void sweep(pid_t from)
 {
     static const pid_t highest = 4194304; /* PID_MAX_LIMIT of 64-bit Linux */
+    enum collected left;
     siginfo_t info;
 
     sweep_asked = 0;
@@ -245,20 +251,23 @@ static void sweep(pid_t from)
             continue;
         kill(pid, SIGKILL);
         collect(0); /* its children are ours only when it is dead: begin again then */
-        while (collect(WNOHANG))
-            ;
+        do
+            left = collect(WNOHANG);
+        while (left == ONE);
+        if (left == NOBODY_LEFT)
+            return;
         i = -1;
     }
 }
 
-__attribute__((noreturn)) static void reap(pid_t pid)
+/* Until nobody is left. */
+static void reap(pid_t pid)
 {
     main_pid = pid;
-    for (;;) {
+    do
         if (sweep_asked)
             sweep(pid);
-        collect(0);
-    }
+    while (collect(0) != NOBODY_LEFT);
 }
 
 static void arrange_fds(const struct spawn *s)
@@ -280,7 +289,9 @@ static void arrange_fds(const struct spawn *s)
     agent_proc_fd = proc < 0 ? -1 : PROC_FD;
     if (fence >= 0)
         dup3(fence, FENCE_FD, O_CLOEXEC);
-    close_from(fence < 0 ? PROC_FD + 1 : FENCE_FD + 1);
+    else
+        close(FENCE_FD);
+    close_from(s->jobs < 0 ? JOBS_FD : NULL_FD + 1);
 }
 
 /* Out of the agent's cgroups into those of commands: what they use up is theirs. */
@@ -307,13 +318,32 @@ void shim_enter(struct spawn *s, pid_t agent)
     s->error = join_work();
 }
 
-void shim_keep_only(int *fd)
+/* The command's ends of its pipes are the command's alone; who takes another keeps the numbers below 3 taken. */
+static void leave_stdio(const struct spawn *s)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (s->jobs < 0)
+            close(fd);
+        else
+            dup2(NULL_FD, fd);
+}
+
+void shim_settle(struct spawn *s, int null_fd)
 {
     int proc = agent_proc_fd < 0 ? -1 : fcntl(agent_proc_fd, F_DUPFD_CLOEXEC, 16);
+    int jobs = fcntl(s->jobs, F_DUPFD_CLOEXEC, 16), null = fcntl(null_fd, F_DUPFD_CLOEXEC, 16);
 
-    *fd = dup3(fcntl(*fd, F_DUPFD_CLOEXEC, 16), STATUS_FD, O_CLOEXEC);
+    if (jobs < 0 || null < 0)
+        _exit(0);
     agent_proc_fd = proc < 0 ? -1 : dup3(proc, PROC_FD, O_CLOEXEC);
-    close_from(PROC_FD + 1);
+    s->jobs = dup3(jobs, JOBS_FD, O_CLOEXEC);
+    dup3(null, NULL_FD, O_CLOEXEC);
+    close(STATUS_FD);
+    close(FENCE_FD);
+    if (proc < 0)
+        close(PROC_FD);
+    close_from(NULL_FD + 1);
+    leave_stdio(s);
 }
 
 void shim_run(struct spawn *s)
@@ -333,17 +363,20 @@ void shim_run(struct spawn *s)
         r.kind = SHIM_FAILED;
         r.part = s->error_part;
         r.error = s->error;
-        report(&r);
-        _exit(0); /* the child is a zombie at most: the agent reaps it */
+        r.pid = -1;
     }
-    close(0);
-    close(1);
-    close(2);
+    leave_stdio(s);
     report(&r);
+    sweep_asked = 0; /* what a tree before this one was sent */
     sigemptyset(&unblocked);
     sigaddset(&unblocked, SHIM_SWEEP);
     sigprocmask(SIG_UNBLOCK, &unblocked, NULL);
     reap(r.pid);
+    if (s->jobs < 0)
+        _exit(0);
+    r = (struct shim_report){.kind = SHIM_EMPTY};
+    report(&r);
+    close(STATUS_FD);
 }
 
 pid_t shim_start(struct spawn *s)
@@ -352,6 +385,7 @@ pid_t shim_start(struct spawn *s)
 
     s->error = 0;
     s->error_part = PART_NONE;
+    s->jobs = -1;
     pid = spare_take(s);
     if (pid > 0)
         return pid;
@@ -359,6 +393,7 @@ pid_t shim_start(struct spawn *s)
     if (pid == 0) {
         shim_enter(s, agent);
         shim_run(s);
+        _exit(0);
     }
     return pid;
 }

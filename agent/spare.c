@@ -1,8 +1,10 @@
-/* A spare shim, forked ahead. In gVisor a new address space costs some ten milliseconds, a message half of one: while a
- * command runs the agent makes the shim of the next, which waits for its job on a socket.
+/* Shims that wait for a command on a socket. In gVisor a new address space costs some ten milliseconds, twice: for the
+ * fork, and for every page that either side writes afterwards. So a shim is forked ahead, and takes the next command
+ * when the tree of the last is gone.
  *
- * It holds nothing of the agent's but /proc and its socket, and has joined the commands' group already. To FREEZE and
- * to SHUTDOWN it is a process like any other; it may die at any time, and then the next shim is forked as ever. */
+ * It holds nothing of the agent's but /proc, /dev/null and its socket, nothing of a command's, and has joined the
+ * commands' group already. While it waits it is a process like any other to FREEZE and to SHUTDOWN; it may die at any
+ * time, and then the next shim is forked as ever. */
 #define _GNU_SOURCE
 #include "spare.h"
 
@@ -20,8 +22,8 @@
 #define MOST (32 * 1024)
 #define WORDS 1024
 #define FDS 4
-#define SOON (2 * MSEC)  /* when the one that was just taken has got going */
-#define FIRST (5 * MSEC) /* after HELLO: who waits in a pool has one ready for its first command */
+#define MOST_WAITING 2
+#define LATER (50 * MSEC) /* the one that was taken is back by then, or stays away for long */
 
 /* What the shim needs to know; after it come cwd, workdir, path, the arguments and the variables, each with its NUL. */
 struct job {
@@ -31,10 +33,11 @@ struct job {
     bool pty;
 };
 
-static struct {
+static struct waiting {
     pid_t pid;
     int fd;
-} spare = {0, -1};
+} waiting[MOST_WAITING];
+static int count;
 static int64_t due = NEVER;
 
 static bool put(char *text, size_t *used, const char *word)
@@ -99,8 +102,8 @@ static void unpack(struct spawn *s, struct job *job, char *text)
     words[i] = NULL;
 }
 
-/* Waits for the one message there is. Nobody else has the other end: if it closes the agent is gone, or wants no spare. */
-static void await_job(struct spawn *s, struct job *job, int fd)
+/* Waits for the next job. Nobody else has the other end: if it closes the agent is gone, or has enough of us. */
+static void await_job(struct spawn *s, struct job *job)
 {
     static char text[MOST];
     char control[CMSG_SPACE(sizeof(int) * FDS)];
@@ -110,7 +113,7 @@ static void await_job(struct spawn *s, struct job *job, int fd)
     int fds[FDS];
     ssize_t n;
 
-    while ((n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+    while ((n = recvmsg(s->jobs, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         ; /* a restored one is woken so */
     header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
     if (!header || header->cmsg_len != CMSG_LEN(sizeof fds))
@@ -123,54 +126,68 @@ static void await_job(struct spawn *s, struct job *job, int fd)
     unpack(s, job, text);
 }
 
-/* Ends at SIGTERM, as whoever has nothing to lose; with a job it blocks all signals again, as shims do. */
-static void let_term(bool end)
+/* Who waits ends at SIGTERM, as whoever has nothing to lose, and forgets a sweep that came too late for its tree. With a
+ * job all signals are blocked again, as for every shim that starts. */
+static void block_signals(bool working)
 {
     sigset_t set;
 
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigprocmask(end ? SIG_UNBLOCK : SIG_BLOCK, &set, NULL);
+    sigfillset(&set);
+    if (!working) {
+        sigdelset(&set, SIGTERM);
+        sigdelset(&set, SHIM_SWEEP);
+    }
+    sigprocmask(SIG_SETMASK, &set, NULL);
 }
 
 __attribute__((noreturn)) static void spare_main(int fd, pid_t agent)
 {
     static struct job job;
-    struct spawn s = {0};
+    struct spawn s = {.jobs = fd};
 
     shim_enter(&s, agent);
     if (s.error) /* the sandbox is full now, but may not be when there is a job */
         _exit(0);
-    for (int i = 0; i < 3; i++)
-        dup2(guest.null_fd, i); /* the wire is the agent's, and what comes must not land here */
-    shim_keep_only(&fd);
-    let_term(true);
-    await_job(&s, &job, fd);
-    let_term(false);
-    close(fd);
-    shim_run(&s);
+    shim_settle(&s, guest.null_fd);
+    for (;;) {
+        block_signals(false);
+        await_job(&s, &job);
+        block_signals(true);
+        s.error = 0;
+        s.error_part = PART_NONE;
+        shim_run(&s);
+    }
 }
 
 static void spare_make(void)
 {
-    pid_t agent = getpid();
+    pid_t agent = getpid(), pid;
     int pair[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         return;
-    spare.pid = fork();
-    if (spare.pid == 0)
+    pid = fork();
+    if (pid == 0)
         spare_main(pair[1], agent);
     close(pair[1]);
-    spare.fd = pair[0];
-    if (spare.pid < 0)
+    if (pid < 0)
         close(pair[0]);
+    else
+        spare_back(pid, pair[0]);
+}
+
+void spare_back(pid_t pid, int fd)
+{
+    if (count < MOST_WAITING)
+        waiting[count++] = (struct waiting){pid, fd};
+    else
+        close(fd);
 }
 
 void spare_soon(void)
 {
     if (agent_own_kernel && guest.null_fd >= 0)
-        due = earlier(due, now_ns() + FIRST);
+        due = now_ns();
 }
 
 int64_t spare_timer(int64_t now)
@@ -178,12 +195,12 @@ int64_t spare_timer(int64_t now)
     if (now < due)
         return due;
     due = NEVER;
-    if (spare.pid <= 0)
+    if (!count)
         spare_make();
     return NEVER;
 }
 
-pid_t spare_take(const struct spawn *s)
+pid_t spare_take(struct spawn *s)
 {
     static char text[MOST];
     int fds[FDS] = {s->in, s->out, s->err, s->status};
@@ -191,20 +208,23 @@ pid_t spare_take(const struct spawn *s)
     struct iovec data = {text, 0};
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct cmsghdr *header = (memset(control, 0, sizeof control), CMSG_FIRSTHDR(&message));
-    pid_t pid = spare.pid;
 
     if (!agent_own_kernel || guest.null_fd < 0)
         return -1;
-    due = now_ns() + SOON;
-    if (pid <= 0 || !(data.iov_len = pack(s, text)))
+    due = now_ns() + LATER;
+    if (!count || !(data.iov_len = pack(s, text)))
         return -1;
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof fds);
     memcpy(CMSG_DATA(header), fds, sizeof fds);
-    if (sendmsg(spare.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-        pid = -1; /* it is dead */
-    close(spare.fd);
-    spare.pid = 0;
-    return pid;
+    while (count) {
+        struct waiting last = waiting[--count];
+        if (sendmsg(last.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0) {
+            s->jobs = last.fd;
+            return last.pid;
+        }
+        close(last.fd); /* it is dead */
+    }
+    return -1;
 }

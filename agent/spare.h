@@ -1,20 +1,23 @@
-/* A shim that was forked ahead of its command, where forking is dear (gVisor). */
+/* Shims that wait for their command, where forking is dear (gVisor). */
 #ifndef SLOPLET_SPARE_H
 #define SLOPLET_SPARE_H
 
 #include "spawn.h"
 
-/* Hands a command to the spare shim: its pid, or -1 where there is none that can take it. Another is made soon. */
-pid_t spare_take(const struct spawn *s);
+/* Hands a command to a shim that waits: its pid, and s->jobs; or -1 where there is none that can take it. */
+pid_t spare_take(struct spawn *s);
+/* The shim waits again; `jobs` is its socket, the agent's end. */
+void spare_back(pid_t pid, int jobs);
 /* Makes the next one when it is due; when to come again. */
 int64_t spare_timer(int64_t now);
-/* There may soon be a command. */
+/* There will soon be a command: the next spare_timer sees to it. */
 void spare_soon(void);
 
-/* shim.c: what a shim is, in its parts. enter: right after the fork. keep_only: of all descriptors above 2 only /proc
- * and *fd, which may move. run: the command; s->error from enter is reported. */
+/* shim.c: what a shim is, in its parts. enter: right after the fork. settle: for one that takes several commands, of all
+ * descriptors only /proc, /dev/null and s->jobs, which moves. run: one command until its tree is gone; s->error from
+ * enter is reported. */
 void shim_enter(struct spawn *s, pid_t agent);
-void shim_keep_only(int *fd);
-void shim_run(struct spawn *s) __attribute__((noreturn));
+void shim_settle(struct spawn *s, int null_fd);
+void shim_run(struct spawn *s);
 
 #endif

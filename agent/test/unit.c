@@ -189,13 +189,21 @@ static void test_ring(void)
 
     CHECK(ring_round(0) == 4096 && r.size == 8192 && ring_kept(&r) == 0 && ring_oldest(&r) == 0);
     for (int round = 0; round < 100; round++) {
-        size_t want = 1 + (size_t)(round * 997) % 9000, put = 0;
+        size_t want = round < 5 ? 300 : 1 + (size_t)(round * 997) % 9000, put = 0;
         int pieces = ring_space(&r, want, iov);
         for (int i = 0; i < pieces; i++)
             for (size_t j = 0; j < iov[i].iov_len; j++, put++)
                 ((uint8_t *)iov[i].iov_base)[j] = next++;
-        CHECK(put == (want < r.size ? want : r.size));
-        ring_advance(&r, put);
+        if (pieces) {
+            CHECK(r.cap == r.size && put == (want < r.size ? want : r.size));
+            ring_advance(&r, put);
+        } else {
+            CHECK(r.total + want <= 2048 || r.cap < r.size); /* then it is of full size */
+            for (; put < want; put++)
+                out[put] = next++;
+            ring_append(&r, out, put);
+        }
+        CHECK(ring_kept(&r) == (r.total < r.size ? r.total : r.size));
         ring_copy(&r, ring_oldest(&r), out, ring_kept(&r));
         for (size_t j = 0; j < ring_kept(&r); j++)
             CHECK(out[j] == (uint8_t)(ring_oldest(&r) + j));

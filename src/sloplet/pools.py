@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .controller import SandboxInfo
-from .errors import SlopletError
+from .errors import SlopletError, StartFailed
 from .live import Live, close_fds
 from .spec import SandboxSpec
 from .state.home import new_id
 from .timeline import Origin
+from .wire.mux import request
+from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 MOST = 64  # ready or being made, in all pools of a process
 UNUSED = 300.0  # seconds after which a pool that nobody claims from is given up
 _RETRY = 5.0  # after a start that failed
+_REHEARSAL = 10.0  # seconds for a command that does nothing
 _BREATH = 0.1  # after a claim: whoever claimed has a first command, and starting another takes the processor from it
 
 
@@ -126,7 +129,13 @@ class Pools:
                 raise
             finally:
                 self._places.discard((owner, sandbox_id))
-            return _Entry(live, _identity(origin))
+            entry = _Entry(live, _identity(origin))
+        try:
+            await _rehearse(live)
+        except BaseException:
+            await asyncio.shield(self._discard(live))
+            raise
+        return entry
 
     @property
     def ready(self) -> int:
@@ -190,6 +199,23 @@ def _key(spec: SandboxSpec) -> SandboxSpec:
 
 def _identity(origin: Origin) -> tuple[object, ...]:
     return (origin.engine.name, origin.image, origin.head)
+
+
+async def _rehearse(live: Live) -> None:
+    """Run a command that does nothing: whoever claims it finds the ways there warm. An image without a shell is none
+    the worse for it."""
+    try:
+        async with asyncio.timeout(_REHEARSAL):
+            arguments = ((Tag.ARGV, word) for word in ("/bin/sh", "-c", ":"))
+            stream = live.mux.open(request(Op.EXEC, *arguments, (Tag.TIMEOUT_MS, int(_REHEARSAL * 1000))))
+            try:
+                pid = (await stream.started()).integer(Tag.PID)
+                await stream.result()
+                await live.mux.open(request(Op.FORGET, (Tag.PID, pid))).result()
+            except SlopletError:
+                live.mux.check()
+    except TimeoutError:
+        raise StartFailed("a sandbox of the pool started, but does not run commands") from None
 
 
 def _place(runtime: Runtime, sandbox_id: str) -> str:
