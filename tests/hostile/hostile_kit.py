@@ -146,8 +146,14 @@ def targets() -> tuple[Target, ...]:
 # -- probes ------------------------------------------------------------------------------------
 
 _built: dict[str, Path] = {}
-_folder = tempfile.TemporaryDirectory(prefix="sloplet-probes-")
-os.chmod(_folder.name, 0o755)  # other users run them too
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Made when a probe is: programs that import this and are killed leave none behind."""
+    folder = tempfile.TemporaryDirectory(prefix="sloplet-probes-")
+    os.chmod(folder.name, 0o755)  # other users run them too
+    return folder
 
 
 def probe(name: str) -> Path:
@@ -156,7 +162,7 @@ def probe(name: str) -> Path:
         compiler = shutil.which("gcc") or shutil.which("cc")
         if compiler is None:
             pytest.skip("no C compiler for the probes")
-        program = Path(_folder.name, name)
+        program = Path(_folder().name, name)
         source = PROBES / f"{name}.c"
         flags = ["-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
         command = [compiler, *flags, "-o", str(program), str(source)]

@@ -101,14 +101,6 @@ def test_e11_sealed_copy(target: Target) -> None:
 
 
 @pytest.fixture
-def busybox() -> Path:
-    found = next((path for path in map(Path, ("/bin/busybox", "/usr/bin/busybox")) if path.exists()), None)
-    if found is None:
-        pytest.skip("no static busybox here (apt-get install busybox-static)")
-    return found
-
-
-@pytest.fixture
 def bait(tmp_path: Path) -> Iterator[Path]:
     """What a hostile image points at: a folder of the host's that anybody may write."""
     folder = tmp_path / "bait"
