@@ -51,13 +51,16 @@ class Held:
         await self.op(Op.FREEZE)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            await self.instance.save(descriptor, stop=stop)
+            await self.instance.save(descriptor)
         except BaseException:
             await self.op(Op.THAW)
             raise
         finally:
             os.close(descriptor)
-        if not stop:
+        if stop:
+            self.instance.kill()
+            await self.instance.wait()
+        else:
             await self.op(Op.THAW)
 
 

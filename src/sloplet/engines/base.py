@@ -176,11 +176,11 @@ class Instance(Protocol):
     def pids(self) -> tuple[int, ...]:
         """The host's pids that belong to this sandbox (for benchmarks and leak checks)."""
 
-    async def save(self, folder: int, *, stop: bool) -> None:
+    async def save(self, folder: int) -> None:
         """Write memory and disk into an empty folder (a descriptor, the caller's). The agent has been frozen over the
-        wire and is silent. ``stop``: the sandbox ends with it; otherwise it goes on, still frozen. Files may be left
-        in the folder on failure. Raises SaveFailed (the sandbox runs on, frozen, unless ``wait`` says otherwise) and
-        UnsupportedOperation where ``Capabilities.live_snapshots`` is False."""
+        wire and is silent, and still is when the sandbox goes on. Files may be left in the folder on failure. Raises
+        SaveFailed (the sandbox runs on, frozen, unless ``wait`` says otherwise) and UnsupportedOperation where
+        ``Capabilities.live_snapshots`` is False."""
 
 
 class Engine(Protocol):

@@ -230,7 +230,7 @@ class _FakeInstance:
     def stats(self) -> HostStats:
         return HostStats(oom_kills=self._agent.kernel.oom_kills)
 
-    async def save(self, folder: int, *, stop: bool) -> None:
+    async def save(self, folder: int) -> None:
         raise cannot_save("fake")
 
     def pids(self) -> tuple[int, ...]:

@@ -252,7 +252,7 @@ class Jailed:
     def stats(self) -> HostStats:
         return cgroups.stats(self._group)
 
-    async def save(self, folder: int, *, stop: bool) -> None:
+    async def save(self, folder: int) -> None:
         raise cannot_save("container")
 
     def pids(self) -> tuple[int, ...]:

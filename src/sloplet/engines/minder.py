@@ -104,11 +104,11 @@ class Minded(Jailed):
         if wrong:
             raise StartFailed(f"gVisor did not {'start' if restore is None else 'restore'} the sandbox: {wrong}")
 
-    async def save(self, folder: int, *, stop: bool) -> None:
+    async def save(self, folder: int) -> None:
         # To its end, whatever becomes of the caller: half a checkpoint is no state to leave anybody in.
-        await asyncio.shield(asyncio.ensure_future(self._save(os.dup(folder), stop)))
+        await asyncio.shield(asyncio.ensure_future(self._save(os.dup(folder))))
 
-    async def _save(self, folder: int, stop: bool) -> None:
+    async def _save(self, folder: int) -> None:
         try:
             if self._outside is not None:
                 os.fchown(folder, self._outside, self._outside)
@@ -121,9 +121,6 @@ class Minded(Jailed):
                 full = os.fstatvfs(folder).f_bavail * os.fstatvfs(folder).f_frsize < _ALMOST_FULL
                 wrong = "the disk is full" if full or "no space left" in wrong else wrong
                 raise SaveFailed(f"the sandbox could not be saved: {wrong}", hint="it runs on; try again")
-            if stop:
-                self.kill()
-                await self.wait()
         finally:
             os.close(folder)
 

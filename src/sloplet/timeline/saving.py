@@ -108,31 +108,40 @@ class Saving:
     async def _write(self, live: Live, draft: Draft) -> None:
         """The engine's part of it. Of one that ended meanwhile that is told, not that its state could not be saved."""
         try:
-            await live.instance.save(draft.fd, stop=False)
+            await live.instance.save(draft.fd)
         except SaveFailed:
             if live.ending or live.mux.error is not None:
                 raise self._runtime.not_held(live.info.id) from None
             raise
 
     async def _save(self, live: Live, role: str, *, name: str | None = None, note: str = "") -> Snapshot:
-        """Save a running sandbox, which then goes on."""
+        """Save a running sandbox, which then goes on: while what was saved is hashed and put on record."""
         draft = await self._runtime.off_loop(self._runtime.saved.begin)
+        publishing: asyncio.Task[Snapshot] | None = None
         try:
             if saves(live.engine):
                 async with self._standing_still(live):
                     await self._write(live, draft)
-                kind = "live"
+                    publishing = asyncio.ensure_future(self._publish(draft, live, role, "live", name=name, note=note))
             elif live.engine.probe().capabilities.disk_snapshots:
                 share = await self._shares(live, draft)
                 async with self._standing_still(live, silent=False):
                     await disk.pack(live, draft, share)
-                kind = "disk"
+                    publishing = asyncio.ensure_future(self._publish(draft, live, role, "disk", name=name, note=note))
             else:
                 raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
-            return await self._publish(draft, live, role, kind, name=name, note=note)
+            return await publishing
         except BaseException:
-            await asyncio.shield(self._runtime.off_loop(lambda: self._runtime.saved.abandon(draft)))
+            await asyncio.shield(self._take_back(draft, publishing))
             raise
+
+    async def _take_back(self, draft: Draft, publishing: asyncio.Task[Snapshot] | None) -> None:
+        """What was to be saved is not wanted any more, however far it has come."""
+        if publishing is not None:
+            await asyncio.wait({publishing})
+            if not publishing.cancelled() and publishing.exception() is None:
+                await self._drop(publishing.result().id)
+        await self._runtime.off_loop(lambda: self._runtime.saved.abandon(draft))
 
     async def _shares(self, live: Live, draft: Draft) -> Callable[[str, int], bool]:
         """Takes over what the newest snapshot of the sandbox, or the one it came from, has already."""
