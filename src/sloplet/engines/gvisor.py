@@ -3,56 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import re
 import socket
-import zlib
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
-from ..errors import EngineUnavailable, UnsupportedOperation
-from ..images import host
 from ..setup import runsc
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, shell, verbs
 from .agentbin import agent_path
-from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
-from .container import USERNS_FIX, scratch_template
+from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat
 from .controls import Controls, decide_for_own_kernel, enforceable, own_kernel_memory
 from .launcher import launch, try_plan
-from .machine import FIRST_RANGE, RANGE_SIZE, RANGES, Machine, machine
+from .machine import FIRST_RANGE, RANGE_SIZE, Machine
 from .minder import Minded, Verbs
 from .plan import encode_steps, frame
+from .rung import JailRung
 
 _FIX = "sloplet setup gvisor"
-_KEPT_PLANS = 16
-WEAKENABLE = frozenset({"cgroup"})
 
 
-class GvisorEngine:
-    """Constructed once per runtime. ``weaken`` is for tests alone, as on the container rung."""
-
+class GvisorEngine(JailRung):
     name = "gvisor"
     rung = "gvisor"
+    weakenable = frozenset({"cgroup"})
 
     def __init__(self, *, weaken: Iterable[str] = (), facts: Machine | None = None) -> None:
-        self._weaken = frozenset(weaken)
-        if unknown := self._weaken - WEAKENABLE:
-            raise ValueError(f"no such controls: {sorted(unknown)}")
-        self._facts = facts
-        self._ranges: set[int] = set()
-        self._fixed_part: dict[tuple[ResolvedImage, str], bytes] = {}
+        super().__init__(weaken=weaken, facts=facts)
         self._probes: dict[runsc.Runsc | None, Probe] = {}
-
-    @property
-    def machine(self) -> Machine:
-        return self._facts or machine()
-
-    @cached_property
-    def _view(self) -> host.HostView:
-        return host.look()
 
     @cached_property
     def _agent(self) -> bytes:
@@ -89,16 +69,11 @@ class GvisorEngine:
             return f"{found.path} is too old or does not run ({found.version or 'no version'})", _FIX
         if facts.kernel < (5, 12):
             return f"Linux {facts.kernel[0]}.{facts.kernel[1]} is too old", "5.12 or newer is needed"
-        limits = Limits(disk=2**20, explicit=frozenset({"disk"}))
-        spec = SandboxSpec(limits=limits)
-        decided = self._decide_for(spec, "probe")
-        request = jail.JailRequest("probe", spec, ResolvedImage("host"), "/", os.getpid(), probe=True)
-        words = try_plan(self._plan(request, decided, found), control=True)
-        return (
-            (words, USERNS_FIX if words.startswith(("namespaces", "userns", "filesystem")) else "")
-            if words
-            else ("", "")
-        )
+        return self._try(partial(self._attempt, found))
+
+    def _attempt(self, found: runsc.Runsc, request: jail.JailRequest) -> str:
+        decided = self._decide_for(request.spec, request.id)
+        return try_plan(self._plan(request, decided, found), control=True)
 
     def _details(self, found: runsc.Runsc | None) -> tuple[str, ...]:
         if found is None:
@@ -130,11 +105,7 @@ class GvisorEngine:
         return decide_for_own_kernel(spec, self.machine, sandbox_id)
 
     def _decide(self, request: StartRequest) -> tuple[Controls, runsc.Runsc]:
-        probe = self.probe()
-        if not probe.available:
-            raise EngineUnavailable(f"engine 'gvisor' cannot run here: {probe.reason}", hint=probe.fix or None)
-        if request.image.kind not in probe.capabilities.images:
-            raise UnsupportedOperation(f"engine 'gvisor' cannot use an image of kind {request.image.kind!r}")
+        self._require(request)
         found = runsc.find()
         assert found is not None
         return self._decide_for(request.spec, request.id), found
@@ -142,23 +113,12 @@ class GvisorEngine:
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
         return (*self._decide(request)[0].guarantees, *self._fixed())
 
-    def _take_range(self, sandbox_id: str) -> int:
-        """A range of ids that no other sandbox of this process has."""
-        start = zlib.crc32(sandbox_id.encode()) % RANGES
-        number = next((n for i in range(RANGES) if (n := (start + i) % RANGES) not in self._ranges), start)
-        self._ranges.add(number)
-        return number
-
     def _plan(self, request: jail.JailRequest, decided: Controls, found: runsc.Runsc) -> bytes:
-        """The encoded plan. Its long part is kept."""
-        key = (request.image, str(found.path))
-        fixed = self._fixed_part.get(key)
-        if fixed is None:
-            steps = shell.fixed_steps(request.image, self.machine, self._view, str(found.path), self._agent)
-            fixed = encode_steps(steps)
-            if len(self._fixed_part) >= _KEPT_PLANS:
-                self._fixed_part.clear()
-            self._fixed_part[key] = fixed
+        program = str(found.path)
+        fixed = self._kept(
+            (request.image, program),
+            lambda: shell.fixed_steps(request.image, self.machine, self._view, program, self._agent),
+        )
         first = encode_steps(shell.first_steps(request, self.machine, decided))
         return frame(first + fixed + encode_steps(shell.last_steps(request, self.machine, decided)))
 
@@ -167,34 +127,22 @@ class GvisorEngine:
         decided, found = self._decide(request)
         hierarchy = replace(facts.cgroup, split=False)
         group = cgroups.plan(hierarchy, request.id, _outside(decided.limits))
-        number = self._take_range(request.id)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            jailed = jail.JailRequest(
-                id=request.id,
-                spec=request.spec,
-                image=request.image,
-                place=str(request.place),
-                holder=os.getpid(),
-                group=group,
-                template=scratch_template(request, decided.scratch, facts),
-                id_range=number,
-                weaken=self._weaken,
-            )
+        with self._jail(request, decided, group) as jailed:
             plan = self._plan(jailed, decided, found)
             hello = shell.hello(jailed, facts, self._view, decided.limits.memory)
-            guarantees = (*decided.guarantees, *self._fixed())
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guarantees = (*decided.guarantees, *self._fixed())
+        released = partial(self._ranges.give_back, jailed.id_range)
+        try:
             instance = await launch(
-                plan, hello, guarantees, hierarchy, group, lambda: self._ranges.discard(number),
-                control=theirs.fileno(), kind=Minded,
-            )  # fmt: skip
+                plan, hello, guarantees, hierarchy, group, released, control=theirs.fileno(), kind=Minded
+            )
         except BaseException:
-            self._ranges.discard(number)
             ours.close()
             raise
         finally:
             theirs.close()
-        instance.attach(Verbs(ours), FIRST_RANGE + number * RANGE_SIZE if facts.root else None)
+        instance.attach(Verbs(ours), FIRST_RANGE + jailed.id_range * RANGE_SIZE if facts.root else None)
         try:
             await instance.bring_up(request.restore)
         except BaseException:
@@ -207,9 +155,6 @@ class GvisorEngine:
         agent = hashlib.sha256(self._agent).hexdigest()[:12]
         version = f"runsc {found.version if found else 'unknown'}, agent {agent}"
         return StateFormat(self.name, version, verbs.PLATFORM, self.machine.arch, cpu_features(_cpuinfo()))
-
-    def reap(self, sandbox_id: str) -> None:
-        cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
 
 
 def _outside(limits: Limits) -> Limits:

@@ -6,13 +6,11 @@ import os
 import resource
 import stat
 import tempfile
-import zlib
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePath
 
-from ..errors import EngineUnavailable, StartFailed, UnsupportedOperation
+from ..errors import StartFailed, UnsupportedOperation
 from ..fs import remove_tree
 from ..images import host
 from ..spec import SandboxSpec
@@ -21,29 +19,17 @@ from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, Start
 from .controls import Controls, decide, enforceable
 from .jail import JailRequest
 from .launcher import launch, try_plan
-from .machine import RANGES, Machine, machine
+from .machine import Machine
 from .plan import encode_steps, frame
+from .rung import Rung
 
-_WEAKENABLE = frozenset({"seccomp", "landlock", "cgroup"})
 _DEFAULT_WORKDIR = "/workspace"
 
 
-class ProcessEngine:
-    """Constructed once per runtime. ``weaken`` is for tests alone, as in ContainerEngine."""
-
+class ProcessEngine(Rung):
     name = "process"
     rung = "process"
-
-    def __init__(self, *, weaken: Iterable[str] = (), facts: Machine | None = None) -> None:
-        self._weaken = frozenset(weaken)
-        self._facts = facts
-        self._ranges: set[int] = set()
-        if self._weaken - _WEAKENABLE:
-            raise ValueError(f"no such controls: {sorted(self._weaken - _WEAKENABLE)}")
-
-    @property
-    def machine(self) -> Machine:
-        return self._facts or machine()
+    weakenable = frozenset({"seccomp", "landlock", "cgroup"})
 
     @cached_property
     def _view(self) -> host.HostView:
@@ -104,14 +90,8 @@ class ProcessEngine:
         )
 
     def _decide(self, request: StartRequest) -> Controls:
-        probe = self.probe()
-        if not probe.available:
-            raise EngineUnavailable(f"engine 'process' cannot run here: {probe.reason}", hint=probe.fix or None)
+        self._require(request)
         spec = request.spec
-        if request.image.kind != "host":
-            raise UnsupportedOperation(
-                f"engine 'process' cannot use an image of kind {request.image.kind!r}", hint="engine='container' can"
-            )
         if spec.user not in ("agent", "1000", "1000:1000"):
             raise UnsupportedOperation(
                 f"engine 'process' has one user only, not {spec.user!r}", hint="engine='container' can"
@@ -132,10 +112,9 @@ class ProcessEngine:
             # Counted together with all the caller's other processes: no control of the sandbox, but it stops a bomb.
             most = _tasks_of(facts.uid) + decided.limits.pids
             decided = replace(decided, rlimits=(*decided.rlimits, (resource.RLIMIT_NPROC, most)))
-        start = zlib.crc32(request.id.encode()) % RANGES
-        number = next((n for i in range(RANGES) if (n := (start + i) % RANGES) not in self._ranges), start)
         top = _outside(request.id) if facts.drops else str(request.place)
         group = cgroups.plan(facts.cgroup, request.id, decided.limits)
+        number = self._ranges.take(request.id)
         jailed = JailRequest(
             request.id, request.spec, request.image, top, os.getpid(), group=group, id_range=number, weaken=self._weaken
         )
@@ -147,17 +126,16 @@ class ProcessEngine:
             programs = [path for path in host.python_path(self._view) if self._reachable(path)]
             hello = replace(confine.hello(jailed, folders, programs), memory=decided.watched)
         except BaseException:
+            self._ranges.give_back(number)
             _remove_outside(request.id)
             raise
-        self._ranges.add(number)
-
         return await launch(
             frame(encode_steps(plan)),
             hello,
             guarantees,
             facts.cgroup,
             group,
-            released=lambda: self._ranges.discard(number),
+            released=partial(self._ranges.give_back, number),
             cleaned=lambda: _remove_outside(request.id),
         )
 
@@ -178,7 +156,7 @@ class ProcessEngine:
         return StateFormat(self.name, "files 1")
 
     def reap(self, sandbox_id: str) -> None:
-        cgroups.remove(cgroups.find_leftovers(self.machine.cgroup, sandbox_id), seconds=2.0)
+        super().reap(sandbox_id)
         _remove_outside(sandbox_id)
 
 
