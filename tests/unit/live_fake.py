@@ -96,7 +96,7 @@ class LiveFake(fake.FakeEngine):
         self.running.add(request.id)
         self.started.append(request.id)
 
-        async def save(folder: int, *, stop: bool) -> None:
+        async def save(folder: int) -> None:
             assert agent.frozen, "it is saved while it runs"
             assert not agent.kept, "something was asked of it while it stood still"
             fd = os.open("state", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from ..errors import ImageError
 from . import tarwrite
@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 _DEPTH = 256  # as images.unpack takes them
 
 
-def tar(path: str | os.PathLike[str], *, owners: bool) -> Iterator[bytes]:
+def tar(path: str | os.PathLike[str], *, owners: bool) -> Generator[bytes, None, None]:
     """The tar, in pieces. ``owners`` False: all belong to root, as they seem to inside. ImageError if something cannot
     be read or changes meanwhile."""
     try:

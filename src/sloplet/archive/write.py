@@ -6,8 +6,8 @@ import errno
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import closing, suppress
 from typing import Any
 
 from ..engines.base import ResolvedImage
@@ -124,12 +124,12 @@ def write(target: Target, opened: Opened, image: ResolvedImage, home: Home, work
         text = manifest.to_bytes()
         sink.member(layout.MANIFEST_MEMBER, len(text), [text], manifest.created_at)
         for member in manifest.state:
-            pieces = _checked(_pieces(opened, member), member, work)
-            sink.member(layout.STATE_PREFIX + member.name, member.bytes, pieces, manifest.created_at)
+            with closing(_checked(_pieces(opened, member), member, work)) as pieces:
+                sink.member(layout.STATE_PREFIX + member.name, member.bytes, pieces, manifest.created_at)
         if manifest.packed is not None:
             assert image.path is not None
-            pieces = _checked(rootfs.tar(image.path, owners=image.owners_kept), manifest.packed, work)
-            sink.member(manifest.packed.name, manifest.packed.bytes, pieces, manifest.created_at)
+            with closing(_checked(rootfs.tar(image.path, owners=image.owners_kept), manifest.packed, work)) as pieces:
+                sink.member(manifest.packed.name, manifest.packed.bytes, pieces, manifest.created_at)
         sink.finish()
     except OSError as error:
         raise not_written(target.path, error) from error
@@ -172,7 +172,7 @@ def _image_facts(opened: Opened, image: ResolvedImage, home: Home, *, include: b
     return ImageFacts("rootfs", reference, key=key, content=content, owners=image.owners_kept), size
 
 
-def _pieces(opened: Opened, member: Member) -> Iterator[bytes]:
+def _pieces(opened: Opened, member: Member) -> Generator[bytes, None, None]:
     fd = os.open(member.name, FILE, dir_fd=opened.fd)
     try:
         while piece := os.read(fd, _PIECE):
@@ -181,16 +181,18 @@ def _pieces(opened: Opened, member: Member) -> Iterator[bytes]:
         os.close(fd)
 
 
-def _checked(pieces: Iterable[bytes], member: Member, work: Work) -> Iterator[bytes]:
-    """The same bytes. Never more than were promised; an error if they are others."""
+def _checked(pieces: Generator[bytes, None, None], member: Member, work: Work) -> Generator[bytes, None, None]:
+    """The same bytes. Never more than were promised; an error if they are others. The file that they come from is
+    closed when this ends: what is kept of an error would keep it open, and it is deleted next."""
     hashed, left = hashlib.sha256(), member.bytes
-    for piece in pieces:
-        left -= len(piece)
-        if left < 0:
-            break
-        hashed.update(piece)
-        work.step(len(piece))
-        yield piece
+    with closing(pieces):
+        for piece in pieces:
+            left -= len(piece)
+            if left < 0:
+                break
+            hashed.update(piece)
+            work.step(len(piece))
+            yield piece
     if left or hashed.hexdigest() != member.sha256:
         if member.name == layout.IMAGE_MEMBER:
             raise rootfs.changed("some file in it")

@@ -26,8 +26,10 @@ from ..spec import SandboxSpec
 from .origins import Origin, can_live, image_facts, image_of, merged, saves
 
 if TYPE_CHECKING:
+    from ..engines.base import Engine
     from ..runtime import Runtime
     from ..state.draft import Draft
+    from ..state.opened import Opened
 
 T = TypeVar("T")
 
@@ -72,11 +74,22 @@ class Saving:
                 f"this state needs the engine {engine.name!r}, which cannot run here: {probe.reason}",
                 hint=probe.fix or None,
             )
-        opened = await runtime.off_loop(lambda: runtime.saved.open(snapshot_id, engine.state_format()))
+        opened = await self._open(snapshot_id, engine)
         try:
             yield Origin(engine, image_of(opened), snapshot.spec, opened, snapshot_id)
         finally:
             opened.close()  # here and now: who deletes it may wait for this in every thread there is
+
+    async def _open(self, snapshot_id: str, engine: Engine) -> Opened:
+        """Its bytes are read by a thread, to the end: for a caller who gives up meanwhile it is closed again."""
+        runtime = self._runtime
+        opening = runtime.background(runtime.off_loop(lambda: runtime.saved.open(snapshot_id, engine.state_format())))
+        try:
+            opened: Opened = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close)
+            raise
+        return opened
 
     # -- standing still, and saving ------------------------------------------------------
 
@@ -256,3 +269,8 @@ class Saving:
             await self._runtime.off_loop(lambda: self._runtime.saved.delete(snapshot_id, force=True))
         except SnapshotError:
             pass
+
+
+def _close(opening: asyncio.Task[Opened]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -58,11 +59,11 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
             return
         # What was saved with its memory can only be read by the engine: a copy that nobody else sees is started.
         place = new_id()
-        await runtime.on_state(lambda: runtime.home.make_place(live.owner, place))
         try:
+            await runtime.on_state(lambda: runtime.home.make_place(live.owner, place))
             copy = await runtime.bring_up(replace(live.info, id=place, name=None), live.owner, origin, place)
         except BaseException:
-            await runtime.on_state(lambda: runtime.home.remove_place(live.owner, place))
+            await asyncio.shield(runtime.on_state(lambda: runtime.home.remove_place(live.owner, place)))
             raise
         try:
 
@@ -71,4 +72,4 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
 
             yield await state_of(await ask(_request(copy)), AsyncFiles(ask))
         finally:
-            await runtime.discard(copy)
+            await asyncio.shield(runtime.background(runtime.discard(copy)))
