@@ -41,6 +41,8 @@ from sloplet.errors import SlopletError
 ALL = os.environ.get("SLOPLET_CRASH_POINTS", "") == "all"
 #: With SLOPLET_CRASH_POINTS=all every operation gets at least that many (rounds over all N; threads meet differently).
 AT_LEAST = int(os.environ.get("SLOPLET_CRASH_LEAST", "1000"))
+#: "1/2": the first of two runs that share a sample, as root's and the ordinary user's half of scripts/test do.
+SHARE, SHARERS = map(int, os.environ.get("SLOPLET_CRASH_SHARE", "1/1").split("/"))
 NAME = "dev"
 TYPED = 71  #: a library program ended by an error of Sloplet's own
 _SETTLE = 10.0
@@ -607,12 +609,14 @@ def pool(*, warm: bool) -> Iterator[Pool]:
 
 
 def choose(op: str, total: int, wanted: int, salt: str = "") -> list[int]:
-    """Which N: all of them, in rounds, or a sample that is the same in every run: one out of each equal part."""
+    """Which N: all of them, in rounds, or a sample that is the same in every run (one out of each equal part), or our
+    share of it."""
     if ALL:
         return list(range(1, total + 1)) * max(1, -(-AT_LEAST // max(1, total)))
     picked = random.Random(op + salt)
     edges = [1 + total * part // wanted for part in range(wanted + 1)]
-    return sorted({picked.randrange(low, max(low + 1, high)) for low, high in pairwise(edges)})
+    sample = sorted({picked.randrange(low, max(low + 1, high)) for low, high in pairwise(edges)})
+    return sample[SHARE - 1 :: SHARERS]
 
 
 ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "ENOMEM", "EMFILE", "EINTR")}

@@ -11,6 +11,8 @@ from sloplet.engines import cgroups
 from sloplet.engines.machine import parse_kernel
 from sloplet.spec import Limits
 
+pytestmark = pytest.mark.anyone
+
 V1_MOUNTS = """\
 30 20 0:25 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
 31 20 0:26 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids

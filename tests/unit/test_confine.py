@@ -12,6 +12,8 @@ from sloplet.engines.machine import FIRST_RANGE, Machine
 from sloplet.engines.plan import AllowFlag, Do, Seccomp, Set, Step
 from sloplet.spec import SandboxSpec
 
+pytestmark = pytest.mark.anyone
+
 WRITE = 1 << 1
 
 

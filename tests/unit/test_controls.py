@@ -12,6 +12,8 @@ from sloplet.engines.machine import Machine
 from sloplet.errors import ControlUnavailable, InvalidLimit
 from sloplet.spec import SandboxSpec
 
+pytestmark = pytest.mark.anyone
+
 ALL = Hierarchy(2, {"memory": "/cg", "pids": "/cg", "cpu": "/cg"})
 NONE = Hierarchy(0, reason="no cgroup is writable")
 

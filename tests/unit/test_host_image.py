@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sloplet.engines.machine import maps_high_ids, parse_kernel, parse_subids
 from sloplet.images import host
+
+pytestmark = pytest.mark.anyone
 
 VIEW = host.HostView(
     entries={"/usr": "dir", "/bin": "-> usr/bin", "/bin/sh": "file", "/etc/profile": "file",

@@ -18,6 +18,8 @@ from sloplet.engines.plan import AllowFlag, Attr, Do, OverlayFlag, PlanFlag, Sec
 from sloplet.images.host import HostView
 from sloplet.spec import SandboxSpec
 
+pytestmark = pytest.mark.anyone
+
 V1 = Hierarchy(1, {"memory": "/cg/memory", "pids": "/cg/pids", "cpu": "/cg/cpu"})
 ROOT = Machine(kernel=(6, 8), uid=0, gid=0, user="root", root=True, drops=True, landlock_abi=6, loop=True,
                mkfs="/sbin/mkfs.ext4", proc_masked=("keys", "kcore"), proc_readonly=("sys",), cgroup=V1)  # fmt: skip

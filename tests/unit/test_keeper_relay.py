@@ -20,6 +20,8 @@ from sloplet.wire.frames import encode_frame
 from sloplet.wire.mux import AgentStream, request
 from sloplet.wire.schema import INITIAL_CREDIT, MAX_CREDIT, VERSION, FrameType, Op, Tag
 
+pytestmark = pytest.mark.anyone
+
 
 def test_everything_is_passed_on() -> None:
     async def agent(stream: AgentStream) -> None:

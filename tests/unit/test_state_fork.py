@@ -8,6 +8,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.anyone
+
 _PROGRAM = """
     import os, sys, threading, time
     from sloplet.spec import SandboxSpec

@@ -19,6 +19,8 @@ from sloplet.state import database
 from sloplet.state.home import Home, new_id
 from sloplet.state.store import Store
 
+pytestmark = pytest.mark.anyone
+
 OWNER = "owner-token"
 
 
