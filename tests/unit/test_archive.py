@@ -36,13 +36,6 @@ BIG = {"pages.img": os.urandom(300_000) + bytes(3 << 20) + b"end" + bytes(70_000
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "home")
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Iterator[World]:
     """The machine that it comes to. Nothing may be left there but images."""
     made = World(tmp_path / "other")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cli_controller import Records, Said, info, install, speaker
+from cli_controller import Records, Said, info
 
 from sloplet.cli.diff import inside, select
 from sloplet.cli.fork import child_names
@@ -18,16 +14,6 @@ from sloplet.controller import Change
 from sloplet.errors import InvalidName
 
 pytestmark = pytest.mark.anyone
-
-
-@pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> Records:
-    return install(monkeypatch)
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    return speaker(capsys)
 
 
 def test_snapshot(records: Records, said: Said) -> None:

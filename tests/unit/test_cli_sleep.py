@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,10 +14,7 @@ from typing import Any
 
 import click
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cli_controller import Records, Said, info, install, speaker
+from cli_controller import Records, Said, info
 
 from sloplet.cli.main import cli
 from sloplet.cli.opening import open_box
@@ -28,16 +24,6 @@ from sloplet.controller import Event
 from sloplet.errors import SandboxPaused
 
 pytestmark = pytest.mark.anyone
-
-
-@pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> Records:
-    return install(monkeypatch)
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    return speaker(capsys)
 
 
 def test_pause_and_resume(records: Records, said: Said) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from archive_helpers import export
-from live_fake import World, in_world
-from snapshot_helpers import World as States
+from live_fake import World as Living
+from live_fake import in_world
+from snapshot_helpers import World
 
 from sloplet import errors
 from sloplet.archive.work import Work
@@ -24,13 +25,6 @@ from sloplet.engines.base import ResolvedImage, StartRequest
 from sloplet.state.opened import Opened
 
 pytestmark = pytest.mark.anyone
-
-
-@pytest.fixture
-def states(tmp_path: Path) -> Iterator[States]:
-    made = States(tmp_path / "home")
-    yield made
-    made.close()
 
 
 @contextmanager
@@ -78,7 +72,7 @@ def _full(fd: int, data: bytes) -> None:
     ("place", "act"), [("sloplet.archive.work.Work.step", _give_up), ("sloplet.archive.write.write_all", _full)]
 )
 def test_an_export_that_fails(
-    of: str, place: str, act: Callable[..., None], states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: str, place: str, act: Callable[..., None], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a file. Its error is kept meanwhile, as a task keeps it."""
     folder = tmp_path / "image"
@@ -95,7 +89,7 @@ def test_an_export_that_fails(
     monkeypatch.setattr(place, later)
     image = ResolvedImage("rootfs", folder)
     with no_file_stays_open(tmp_path), pytest.raises(errors.SlopletError, match=r"given up|space") as kept:
-        export(states, tmp_path / "archive", files={"big": data}, image=image)
+        export(world, tmp_path / "archive", files={"big": data}, image=image)
     assert reading, "it was in the middle"
     assert kept.value.__traceback__ is not None
 
@@ -103,7 +97,7 @@ def test_an_export_that_fails(
 def test_a_start_from_a_template_that_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While every byte of the template is read, in a thread: it can be deleted afterwards."""
 
-    async def work(world: World) -> None:
+    async def work(world: Living) -> None:
         await (await world.box()).template("warm")
         loop, reached, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         verify = Opened.verify
@@ -135,7 +129,7 @@ def test_a_start_from_a_template_that_is_given_up(tmp_path: Path, monkeypatch: p
 def test_a_diff_that_is_given_up(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy that it looked at is gone, with its place, whenever that was. ``in_world`` looks."""
 
-    async def work(world: World) -> None:
+    async def work(world: Living) -> None:
         box = await world.box()
         before = await box.snapshot()
         ask: asyncio.Task[Any]

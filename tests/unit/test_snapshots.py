@@ -9,7 +9,7 @@ import resource
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -27,13 +27,6 @@ from sloplet.state import digests, snapshots
 from sloplet.state.snapshots import SnapshotStore
 
 pytestmark = pytest.mark.anyone
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "home")
-    yield made
-    made.close()
 
 
 def test_a_life(world: World) -> None:

@@ -9,13 +9,13 @@ import concurrent.futures.thread
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from snapshot_helpers import FORMAT, World
-from state_helpers import finish, killed_at_new_line, memory_folder, start
+from state_helpers import finish, killed_at_new_line, start
 
 from sloplet import errors
 from sloplet.controller import SandboxInfo
@@ -28,12 +28,6 @@ assert concurrent.futures.thread, hashlib  # imported here once, and not by ever
 #: Where files and rows are put in order. What the store does in between is one transaction, or none of it.
 STEPS = frozenset({"snapshots.py", "layout.py", "snapshot_helpers.py", "test_snapshots_crash.py"})
 REAPERS = frozenset({"reaper.py", "sweep.py"})
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_folder() as folder:
-        yield folder
 
 
 class Holder:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,6 @@ from sloplet.state.snapshot_rows import STATE_GONE
 from sloplet.state.store import Store
 
 pytestmark = pytest.mark.anyone
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "home")
-    yield made
-    made.close()
 
 
 # -- the schema ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from state_helpers import finish, in_child, killed_at_line, memory_folder, start
+from state_helpers import finish, in_child, killed_at_line, start
 
 from sloplet.errors import SandboxExists, SandboxNotFound
 from sloplet.spec import SandboxSpec
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.anyone
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_folder() as folder:
-        yield folder
 
 
 @pytest.fixture
