@@ -220,6 +220,7 @@ pid_t spare_take(struct spawn *s)
     memcpy(CMSG_DATA(header), fds, sizeof fds);
     while (count) {
         struct waiting last = waiting[--count];
+        kill(last.pid, SIGCONT); /* a command of the same user may have stopped it; a stranger by now is none the worse */
         if (sendmsg(last.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0) {
             s->jobs = last.fd;
             return last.pid;

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile_kit import host_pids, name_of, status_of
+from hostile_kit import eventually, host_pids, name_of, status_of
 
 from sloplet import Sandbox
 from sloplet.engines import registry
+from sloplet.engines.gvisor import GvisorEngine
 from sloplet.engines.machine import FIRST_RANGE, machine
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -138,3 +140,67 @@ def test_g07_commands_have_no_rights(box: Sandbox) -> None:
         for attempt in ("mount -t tmpfs none /mnt", "umount /.sloplet", "hostname other", "chroot / true"):
             assert not box.run(attempt, user=user).ok, attempt
     assert "CapEff:" in Path("/proc/self/status").read_text(), "the positive control: that is how it reads"
+
+
+STATE = """
+cat /proc/self/status | grep -E '^(PPid|SigBlk|SigIgn|SigCgt|CapEff|Groups|Uid):' | grep -v PPid
+pwd; umask; ulimit -n; env | sort | grep -v ^_=; ls -l /proc/self/fd | sed 's/.*-> //' | grep -vE 'pipe|/proc/|^total'
+"""
+
+
+def parent(box: Sandbox, **settings: object) -> int:
+    """The shim that a command has."""
+    return int(box.run("exec awk '/^PPid/ {print $2}' /proc/self/status", **settings).stdout)
+
+
+def waiting(box: Sandbox) -> int:
+    """A shim that waits for the next command, when the one before it was no passing one."""
+    found = [0, 0]
+    eventually(lambda: found.append(parent(box)) or found[-1] == found[-2], 10)
+    return found[-1]
+
+
+def test_g10_one_shim_for_many_commands(box: Sandbox) -> None:
+    """And nothing of one is found by the next."""
+    fresh = box.run(STATE, user="agent").stdout
+    assert "/workspace\n0022\n" in fresh, "the positive control"
+    shims = {parent(box) for _ in range(10)}
+    assert len(shims) <= 4, "another is made only where one is long in coming back"
+    box.run("cd /; umask 0; trap '' TERM; ulimit -n 99; exec 7</etc/passwd; sleep 0", user="root", env={"LEFT": "1"})
+    parent(box, user="root")
+    assert box.run(STATE, user="agent").stdout == fresh
+
+
+def test_g11_a_shim_with_a_daemon_takes_nothing_new(box: Sandbox) -> None:
+    known = waiting(box)
+    first = box.spawn("setsid sleep 999 >/dev/null 2>&1 & exec awk '/^PPid/ {print $2}' /proc/self/status")
+    shim = int(first.wait().stdout)
+    assert shim == known
+    assert shim not in {parent(box) for _ in range(3)}
+    assert box.run("pkill -x -f 'sleep 999'").ok
+    assert parent(box) > 1
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
+def test_g12_a_waiting_shim_that_a_command_attacks(box: Sandbox, signal: str) -> None:
+    """A command of root's can: it is its sandbox. The next one runs all the same."""
+    for _ in range(3):
+        attacker = box.spawn(
+            ["sh", "-c", f"read it; kill -{signal} $it; echo done; exec sleep 1000"], user="root", stdin=True
+        )
+        shim = waiting(box)
+        attacker.send(f"{shim}\n")
+        assert next(iter(attacker))[1] == "done\n"
+        for _ in range(3):
+            assert box.run("echo on", timeout=20).stdout == "on\n"
+        attacker.kill()
+
+
+@pytest.mark.parametrize(
+    "facts", [{"seccomp": False}, {"kernel": (4, 19), "landlock_abi": 0}, {"arch": "riscv64"}], ids=str
+)
+def test_g13_a_kernel_that_lacks_it(box: Sandbox, facts: dict[str, object]) -> None:
+    assert GvisorEngine(facts=machine()).probe().available, "the positive control"
+    probe = GvisorEngine(facts=replace(machine(), **facts)).probe()
+    assert not probe.available
+    assert probe.reason

@@ -63,6 +63,8 @@ class GvisorEngine(JailRung):
     def _trouble(self, facts: Machine, found: runsc.Runsc | None) -> tuple[str, str]:
         if facts.arch not in ("x86_64", "aarch64"):
             return f"gVisor does not run on {facts.arch}", ""
+        if not facts.seccomp:
+            return "this kernel has no seccomp filters", ""
         if found is None:
             return "runsc is not here", _FIX
         if not found.good:
