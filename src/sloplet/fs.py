@@ -16,10 +16,12 @@ from contextlib import suppress
 
 from .errors import StateUnwritable
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  #: O_NONBLOCK: opening a fifo must not hang
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SYS_OPENAT2 = 437  # the same number on every architecture that Python runs on
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 _MAX_LINKS = 40  # as the kernel's own limit
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _Openat2 = Callable[[int, bytes, int, int, int], int]
 _openat2: _Openat2 | None = None
@@ -224,7 +226,7 @@ class _Remover:
 
     def enter(self, parent: int, name: str) -> int:
         try:
-            fd = open_in(parent, name, _DIR, cross_mounts=False)
+            fd = open_in(parent, name, FOLDER, cross_mounts=False)
         except PermissionError:
             # A folder that its owner cannot read. O_PATH needs no permission on it, and the link in /proc leads to
             # exactly what was opened, whatever its name means by now.
@@ -233,7 +235,7 @@ class _Remover:
                 os.chmod(f"/proc/self/fd/{handle}", 0o700)
             finally:
                 os.close(handle)
-            fd = open_in(parent, name, _DIR, cross_mounts=False)
+            fd = open_in(parent, name, FOLDER, cross_mounts=False)
         info = os.fstat(fd)
         if info.st_mode & 0o700 != 0o700:
             with suppress(OSError):
@@ -266,7 +268,7 @@ class _Remover:
             parent = self.dir_fd
         else:
             above = self.levels[-2]
-            parent = os.open("..", _DIR, dir_fd=here)
+            parent = os.open("..", FOLDER, dir_fd=here)
             info = os.fstat(parent)
             if (info.st_dev, info.st_ino) != (above.device, above.inode):
                 os.close(parent)
@@ -316,7 +318,7 @@ def _cannot_remove(path: str, error: OSError) -> StateUnwritable:
 def write_atomic(dir_fd: int, name: str, data: bytes, mode: int = 0o600) -> None:
     """Publish a file whole and durable, or leave the old one as it was."""
     temporary = f".{name}.{os.urandom(6).hex()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    fd = os.open(temporary, NEW_FILE, mode, dir_fd=dir_fd)
     try:
         try:
             write_all(fd, data)

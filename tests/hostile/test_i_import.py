@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -96,8 +96,9 @@ def nothing_left(path: Path) -> None:
     runtime = Runtime(home)
     runtime.reap()
     asyncio.run(runtime.aclose())
-    assert Store(home).list() == []
-    assert Store(home).list_snapshots() == []
+    with closing(Store(home)) as store:
+        assert store.list() == []
+        assert store.list_snapshots() == []
     for folder in (home.snapshots, home.sandboxes, home.owners):
         assert os.listdir(folder) == [], folder
     assert os.listdir(home.run) == ["owners"]

@@ -17,12 +17,9 @@ from sloplet.archive.read import Archive, adopt, check_room
 from sloplet.archive.work import Work
 from sloplet.archive.write import Target, write
 from sloplet.engines.base import ResolvedImage
+from sloplet.state.opened import image_facts
 
 HOST = ResolvedImage("host")
-
-
-def image_facts(image: ResolvedImage) -> dict[str, Any]:
-    return {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
 
 
 def export(

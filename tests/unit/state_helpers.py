@@ -12,13 +12,16 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from sloplet.state.home import remove_below
 
+T = TypeVar("T")
 NOBODY = 65534
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 1, 32, 16384, 1 << 18
@@ -68,6 +71,24 @@ def finish(pid: int, read: int) -> Any:
 
 def in_child(function: Callable[[], Any]) -> Any:
     return finish(*start(function))
+
+
+def on_two_cores(points: Callable[[], Iterator[T]], work: Callable[[str, Iterator[T]], Any]) -> list[Any]:
+    """Two children at once, each with every second of the points and a name of its own; what they return."""
+    one, two = (start(partial(work, f"home{at}", islice(points(), at, None, 2))) for at in (0, 1))
+    try:
+        said = finish(*one)
+    finally:
+        also = finish(*two)
+    return [said, also]
+
+
+def fewer_and_fewer(after: int) -> Iterator[int]:
+    """1, 2, 3 ... and then some: code repeats itself."""
+    line = 1
+    while True:
+        yield line
+        line += 1 + line // after
 
 
 def as_nobody(function: Callable[[], Any]) -> Any:
@@ -162,10 +183,11 @@ def _killed(
     if pid == 0:
         left = number
         seen = set()
+        is_traced = cache(traced)
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal left
-            if not traced(frame.f_code.co_filename):
+            if not is_traced(frame.f_code.co_filename):
                 return None
             if event == "line" and not (each_once and (frame.f_code, frame.f_lineno) in seen):
                 seen.add((frame.f_code, frame.f_lineno))

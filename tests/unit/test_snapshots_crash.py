@@ -9,13 +9,14 @@ import concurrent.futures.thread
 import hashlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 from snapshot_helpers import FORMAT, World
-from state_helpers import finish, killed_at_new_line, start
+from state_helpers import finish, killed_at_new_line, on_two_cores, start
 
 from sloplet import errors
 from sloplet.controller import SandboxInfo
@@ -104,53 +105,52 @@ def check(world: World) -> list[SandboxInfo]:
     ],
 )
 def test_killed_at_any_line(memory: Path, work: Callable[[Holder], None], files: frozenset[str]) -> None:
-    world = World(memory / "home")
-    line = 0
-    while True:
-        line += 1
-        holder = Holder(world.home.path)
-        act = partial(work, holder)
-        if not killed_at_new_line(line, act, prepare=holder.begin, files=files):
-            break
-        found = check(world)
-        if work is not Holder.end:
-            assert [info.name for info in found] == ["dev"]
-            lost = work is Holder.pause_and_resume and found[0].saved is None
-            assert found[0].saved or lost, "what it could be recovered from is there all the time"
-    assert line > 15
-    world.close()
+    def kill(name: str, lines: Iterator[int]) -> int:
+        world = World(memory / name)
+        for line in lines:
+            holder = Holder(world.home.path)
+            if not killed_at_new_line(line, partial(work, holder), prepare=holder.begin, files=files):
+                return line
+            found = check(world)
+            if work is not Holder.end:
+                assert [info.name for info in found] == ["dev"]
+                lost = work is Holder.pause_and_resume and found[0].saved is None
+                assert found[0].saved or lost, "what it could be recovered from is there all the time"
+        raise AssertionError("there is no end of it")
+
+    assert min(on_two_cores(lambda: count(1), kill)) > 15
+
+
+def leave(path: Path) -> None:
+    """All kinds of leftovers."""
+    holder = Holder(path)
+    holder.begin()
+    mine = holder.world
+    mine.save(holder.box, role="fork")
+    mine.save(holder.box, role="checkpoint")
+    gone = mine.sandbox(holder="embedded")
+    mine.save(gone, "with-it")
+    due = mine.sandbox(ttl=1)
+    mine.pause(due)
+    mine.store._read("UPDATE sandboxes SET expires_at = 1 WHERE id = ?", (due.id,))
+    draft = mine.snapshots.begin()
+    (draft.path / "pages.img").write_bytes(b"x")
+    (mine.home.snapshots / new_id()).mkdir()  # renamed, and killed before the row
+    os._exit(0)
 
 
 def test_killed_at_any_line_of_a_reap(memory: Path) -> None:
-    world = World(memory / "home")
+    def kill(name: str, lines: Iterator[int]) -> int:
+        world = World(memory / name)
+        for line in lines:
+            os.waitpid(start(partial(leave, world.home.path))[0], 0)
+            assert len(os.listdir(world.home.snapshots)) >= 7
+            if not killed_at_new_line(line, World(world.home.path).reap, prepare=tuple, files=REAPERS):
+                return line
+            assert [info.name for info in check(world)] == ["dev"]
+        raise AssertionError("there is no end of it")
 
-    def leave() -> None:
-        """All kinds of leftovers."""
-        holder = Holder(world.home.path)
-        holder.begin()
-        mine = holder.world
-        mine.save(holder.box, role="fork")
-        mine.save(holder.box, role="checkpoint")
-        gone = mine.sandbox(holder="embedded")
-        mine.save(gone, "with-it")
-        due = mine.sandbox(ttl=1)
-        mine.pause(due)
-        mine.store._read("UPDATE sandboxes SET expires_at = 1 WHERE id = ?", (due.id,))
-        draft = mine.snapshots.begin()
-        (draft.path / "pages.img").write_bytes(b"x")
-        (world.home.snapshots / new_id()).mkdir()  # renamed, and killed before the row
-        os._exit(0)
-
-    line = 0
-    while True:
-        line += 1
-        os.waitpid(start(leave)[0], 0)
-        assert len(os.listdir(world.home.snapshots)) >= 7
-        if not killed_at_new_line(line, World(world.home.path).reap, prepare=tuple, files=REAPERS):
-            break
-        assert [info.name for info in check(world)] == ["dev"]
-    assert line > 50
-    world.close()
+    assert min(on_two_cores(lambda: count(1), kill)) > 50
 
 
 def test_eight_processes_at_once(memory: Path) -> None:

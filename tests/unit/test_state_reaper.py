@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from state_helpers import finish, in_child, killed_at_line, start
+from state_helpers import fewer_and_fewer, finish, in_child, killed_at_line, on_two_cores, start
 
 from sloplet.errors import SandboxExists, SandboxNotFound
 from sloplet.spec import SandboxSpec
@@ -212,41 +212,41 @@ def check(home: Home) -> None:
 
 @pytest.mark.parametrize("first_start", [True, False])
 def test_killed_at_any_line_of_a_life(memory: Path, first_start: bool) -> None:
-    home = Home(memory / "home")
-    line, step = 1, 1
-    while True:
-        if first_start:
-            home = Home(memory / f"home-{line}")
-        else:
-            life(home)
-        if not killed_at_line(line, lambda home=home: life(home)):  # type: ignore[misc]
-            break
-        check(home)
-        line += step
-        step = 1 + line // 60  # every line at first, then some of those that repeat
-    assert line > 200
+    def kill(name: str, lines: Iterator[int]) -> int:
+        home = Home(memory / name)
+        for line in lines:
+            if first_start:
+                home = Home(memory / f"{name}-{line}")
+            else:
+                life(home)
+            if not killed_at_line(line, lambda home=home: life(home)):  # type: ignore[misc]
+                return line
+            check(home)
+        raise AssertionError("there is no end of it")
+
+    assert min(on_two_cores(lambda: fewer_and_fewer(60), kill)) > 200
 
 
 def test_killed_at_any_line_of_a_reap(memory: Path) -> None:
-    home = Home(memory / "home")
+    def kill(name: str, lines: Iterator[int]) -> int:
+        home = Home(memory / name)
 
-    def dies() -> None:
-        store, owner = Store(home), Owner(home)
-        for steps in (1, 2, 3):
-            make(home, store, owner, steps=steps)
-        home.make_place(owner.token, "orphan")
-        os._exit(1)
+        def dies() -> None:
+            store, owner = Store(home), Owner(home)
+            for steps in (1, 2, 3):
+                make(home, store, owner, steps=steps)
+            home.make_place(owner.token, "orphan")
+            os._exit(1)
 
-    line, step = 1, 1
-    while True:
-        with pytest.raises(AssertionError, match="said nothing"):
-            in_child(dies)
-        if not killed_at_line(line, lambda: reap(Home(home.path), Store(home), nothing)):
-            break
-        check(home)
-        line += step
-        step = 1 + line // 40
-    assert line > 200
+        for line in lines:
+            with pytest.raises(AssertionError, match="said nothing"):
+                in_child(dies)
+            if not killed_at_line(line, lambda: reap(Home(home.path), Store(home), nothing)):
+                return line
+            check(home)
+        raise AssertionError("there is no end of it")
+
+    assert min(on_two_cores(lambda: fewer_and_fewer(40), kill)) > 200
 
 
 def test_many_reap_at_once(home: Home, store: Store) -> None:

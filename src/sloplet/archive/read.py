@@ -13,13 +13,12 @@ from typing import Any, BinaryIO, cast
 from ..controller import Snapshot
 from ..engines.base import ResolvedImage
 from ..errors import FileMissing, ImageInvalid, SnapshotDamaged, SnapshotError, StateUnwritable
-from ..fs import write_all
+from ..fs import FOLDER, NEW_FILE, write_all
 from ..images.tarstream import BLOCK, Entry, TarReader
 from ..state.draft import Draft
 from ..state.home import Home, unwritable
-from ..state.layout import FOLDER
 from ..state.locks import FileLock
-from ..state.opened import Opened
+from ..state.opened import Opened, image_facts
 from . import layout
 from .images import Incoming
 from .layout import Manifest, Member, damaged
@@ -29,7 +28,6 @@ _WINDOW = 8 << 20  # what level 3 uses, and some: a header may ask for gigabytes
 _RESERVE = 64 << 20  # of the disk, for others
 _HOLE = 1 << 16
 _ZEROS = bytes(_HOLE)
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Archive:
@@ -93,7 +91,7 @@ class Archive:
     def _state(self, folder: int, member: Member, work: Work) -> None:
         name = member.name.removeprefix(layout.STATE_PREFIX)
         hashed, holes = hashlib.sha256(), 0
-        fd = os.open(name, _NEW, 0o644, dir_fd=folder)
+        fd = os.open(name, NEW_FILE, 0o644, dir_fd=folder)
         try:
             os.fchmod(fd, 0o644)  # whatever the umask is
             for piece in self._data():
@@ -238,10 +236,9 @@ def adopt(draft: Draft, manifest: Manifest, image: ResolvedImage) -> Opened:
         draft.id, None, "export", manifest.kind, manifest.sandbox, manifest.spec.name, None, manifest.engine,
         manifest.created_at, sum(member.bytes for member in manifest.state), manifest.spec,
     )  # fmt: skip
-    facts = {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
     files = {member.name: {"bytes": member.bytes, "sha256": member.sha256} for member in manifest.state}
     described = {
-        **snapshot.to_dict(), "format": manifest.format.to_dict(), "image": facts, "files": files,
+        **snapshot.to_dict(), "format": manifest.format.to_dict(), "image": image_facts(image), "files": files,
         "extra": manifest.extra,
     }  # fmt: skip
     fd = lock = -1

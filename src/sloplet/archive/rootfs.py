@@ -13,10 +13,9 @@ import stat
 from collections.abc import Generator, Iterator
 
 from ..errors import ImageError
+from ..fs import FILE, FOLDER
 from . import tarwrite
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BLOCK = 1 << 20
 _DEPTH = 256  # as images.unpack takes them
 
@@ -25,7 +24,7 @@ def tar(path: str | os.PathLike[str], *, owners: bool) -> Generator[bytes, None,
     """The tar, in pieces. ``owners`` False: all belong to root, as they seem to inside. ImageError if something cannot
     be read or changes meanwhile."""
     try:
-        root = os.open(path, _FOLDER)
+        root = os.open(path, FOLDER)
     except OSError as error:
         raise _unreadable("/", error) from error
     try:
@@ -65,7 +64,7 @@ class _Packer:
 
     def _one(self, parent: int, name: bytes, path: bytes, info: os.stat_result, depth: int) -> Iterator[bytes]:
         if stat.S_ISDIR(info.st_mode):
-            fd = os.open(name, _FOLDER, dir_fd=parent)
+            fd = os.open(name, FOLDER, dir_fd=parent)
             try:
                 info = os.fstat(fd)
                 yield self.entry(path + b"/", info)
@@ -84,7 +83,7 @@ class _Packer:
             yield from self._file(parent, name, path)
 
     def _file(self, parent: int, name: bytes, path: bytes) -> Iterator[bytes]:
-        fd = os.open(name, _FILE, dir_fd=parent)
+        fd = os.open(name, FILE, dir_fd=parent)
         try:
             info = os.fstat(fd)
             yield self.entry(path, info, size=info.st_size)

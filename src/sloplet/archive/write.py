@@ -12,16 +12,14 @@ from typing import Any
 
 from ..engines.base import ResolvedImage
 from ..errors import FileExists, SaveFailed, SnapshotDamaged, SpecError
-from ..fs import write_all
+from ..fs import FILE, NEW_FILE, write_all
 from ..state.home import Home
-from ..state.layout import FILE
 from ..state.opened import Opened
 from . import hostprint, layout, rootfs, tarwrite
 from .layout import ImageFacts, Manifest, Member
 from .work import Work
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 20
 _LEVEL = 3
 _THREADS = min(4, os.cpu_count() or 1)
@@ -49,7 +47,7 @@ class Target:
         try:
             self._folder = os.open(folder, _FOLDER)
             self._refuse_existing()
-            self.fd = os.open(self._temporary, _NEW, 0o600, dir_fd=self._folder)
+            self.fd = os.open(self._temporary, NEW_FILE, 0o600, dir_fd=self._folder)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, FileExists):

@@ -27,7 +27,6 @@ from .target import opened_in, remove_content, same_file, temporary, umask
 
 GROWTH = 64 * 2**20  # how much larger than told a file may have become meanwhile
 _QUICK = 2**18  # files that are compared at once: a thread would cost more
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -200,8 +199,8 @@ class _Apply:
         with self.above(one.place) as (fd, last):
             self.replaceable(fd, last)
             part = temporary()
-            out = os.open(part, _NEW, one.change.mode & 0o777, dir_fd=fd)  # the umask applies
-            try:
+            out = os.open(part, fs.NEW_FILE, one.change.mode & 0o777, dir_fd=fd)  # the umask applies
+            with _gone_on_failure(fd, part):
                 try:
                     await self.copy(one, out)
                 finally:
@@ -210,14 +209,8 @@ class _Apply:
                 if old is not None and await _same(fd, part, last, old.st_size):
                     os.unlink(part, dir_fd=fd)
                     return
-                if old is not None and stat.S_ISDIR(old.st_mode):
-                    os.rmdir(last, dir_fd=fd)
-                os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
+                _put(fd, part, last, old)
                 self.note(fd, last)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(part, dir_fd=fd)
-                raise
         self.written.append(one.place)
 
     def replaceable(self, fd: int, last: str) -> os.stat_result | None:
@@ -264,14 +257,8 @@ class _Apply:
                 return
             part = temporary()
             os.symlink(text, part, dir_fd=fd)
-            try:
-                if old is not None and stat.S_ISDIR(old.st_mode):
-                    os.rmdir(last, dir_fd=fd)
-                os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(part, dir_fd=fd)
-                raise
+            with _gone_on_failure(fd, part):
+                _put(fd, part, last, old)
             self.note(fd, last)
         self.written.append(one.place)
 
@@ -310,6 +297,23 @@ class _Apply:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             raise _Left("it was removed inside, and holds other files here") from None
+
+
+@contextmanager
+def _gone_on_failure(fd: int, part: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part, dir_fd=fd)
+        raise
+
+
+def _put(fd: int, part: str, last: str, old: os.stat_result | None) -> None:
+    """Give what is complete its name, in the place of what is there."""
+    if old is not None and stat.S_ISDIR(old.st_mode):
+        os.rmdir(last, dir_fd=fd)
+    os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
 
 
 async def _same(fd: int, part: str, last: str, size: int) -> bool:

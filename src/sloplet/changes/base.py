@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from ..engines.base import ResolvedImage
-from ..fs import open_in
+from ..fs import FILE, FOLDER, open_in
 from ..images import host
 
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NODE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -106,7 +104,7 @@ class FolderBase:
 
     def listdir(self, path: str) -> list[str]:
         try:
-            fd = open_in(self._root, _below(path), _DIR)
+            fd = open_in(self._root, _below(path), FOLDER)
         except (OSError, ValueError):
             return []
         try:
@@ -120,7 +118,7 @@ class FolderBase:
 
     def open(self, path: str) -> int:
         try:
-            fd = open_in(self._root, _below(path), _FILE)
+            fd = open_in(self._root, _below(path), FILE)
         except (OSError, ValueError) as error:
             raise Unreadable from error
         info = os.fstat(fd)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ..controller import Change
-from ..fs import open_in
+from ..fs import FILE, open_in
 from ..transfer.common import DIR
 
-_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE = 2**20
 
 
@@ -38,7 +37,7 @@ def _remove_one(root: int, name: str) -> None:
 def same_file(fd: int, name: str, other: str) -> bool:
     """Whether both are regular files of the same mode and bytes."""
     try:
-        with opened_in(fd, name, _OLD) as one, opened_in(fd, other, _OLD) as two:
+        with opened_in(fd, name, FILE) as one, opened_in(fd, other, FILE) as two:
             first, second = os.fstat(one), os.fstat(two)
             if (first.st_mode, first.st_size) != (second.st_mode, second.st_size):
                 return False

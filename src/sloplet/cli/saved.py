@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .output import age, size
+import click
+
+from .output import age, plain, print_json, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +86,16 @@ async def parent_of(controller: Controller, snapshot: Snapshot) -> Snapshot | No
         return None
 
 
-def lines(snapshot: Snapshot, parent: Snapshot | None) -> list[tuple[str, str]]:
+def show(snapshot: Snapshot, parent: Snapshot | None, *, as_json: bool) -> None:
+    """Everything known about it, printed."""
+    if as_json:
+        print_json(snapshot.to_dict())
+        return
+    for key, value in _lines(snapshot, parent):
+        click.echo(f"{key + ':':<8} {plain(value)}")
+
+
+def _lines(snapshot: Snapshot, parent: Snapshot | None) -> list[tuple[str, str]]:
     """For ``inspect``: what is known, line by line."""
     spec = snapshot.spec
     found = [

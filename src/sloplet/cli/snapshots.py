@@ -9,7 +9,7 @@ import click
 
 from .groups import VerbGroup
 from .options import Verb, json_option, name_argument, snapshot_names
-from .output import console, plain, print_json
+from .output import console, print_json
 
 if TYPE_CHECKING:
     from ..controller import SandboxInfo, Snapshot
@@ -98,14 +98,10 @@ async def _remove(name: str, ref: str, force: bool) -> Snapshot:
 @json_option
 def inspect(name: str, snapshot: str, as_json: bool) -> None:
     """Everything known about a snapshot."""
-    from .saved import lines
+    from .saved import show
 
     found, parent = asyncio.run(_inspect(name, snapshot))
-    if as_json:
-        print_json(found.to_dict())
-        return
-    for key, value in lines(found, parent):
-        click.echo(f"{key + ':':<8} {plain(value)}")
+    show(found, parent, as_json=as_json)
 
 
 async def _inspect(name: str, ref: str) -> tuple[Snapshot, Snapshot | None]:

@@ -10,7 +10,7 @@ import click
 
 from .groups import VerbGroup
 from .options import Verb, json_option, sandbox_names, template_names
-from .output import age, plain, print_json, print_table, size
+from .output import age, print_json, print_table, size
 from .working import finish, working
 
 if TYPE_CHECKING:
@@ -117,14 +117,10 @@ async def _remove(name: str, force: bool) -> Snapshot:
 @json_option
 def inspect(name: str, as_json: bool) -> None:
     """Everything known about a template."""
-    from .saved import lines
+    from .saved import show
 
     found, parent = asyncio.run(_find(name))
-    if as_json:
-        print_json(found.to_dict())
-        return
-    for key, value in lines(found, parent):
-        click.echo(f"{key + ':':<8} {plain(value)}")
+    show(found, parent, as_json=as_json)
 
 
 async def _find(name: str) -> tuple[Snapshot, Snapshot | None]:

@@ -14,10 +14,10 @@ from typing import Any
 from ..controller import Snapshot
 from ..engines.base import StateFormat
 from ..errors import SaveFailed, SlopletError
-from ..fs import write_all
+from ..fs import FILE, FOLDER, NEW_FILE, write_all
 from .digests import digests
 from .home import Home
-from .layout import FILE, FOLDER, MANIFEST, NAME_RE, OBJECT_RE, VERSION, remove_files
+from .layout import MANIFEST, NAME_RE, OBJECT_RE, VERSION, remove_files
 from .locks import FileLock
 
 _FICLONE = 0x40049409
@@ -147,8 +147,7 @@ def write_manifest(draft: Draft, manifest: dict[str, Any]) -> str:
     import json
 
     data = json.dumps(manifest, indent=1).encode("ascii")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(MANIFEST, flags, 0o644, dir_fd=draft.fd)
+    fd = os.open(MANIFEST, NEW_FILE, 0o644, dir_fd=draft.fd)
     try:
         os.fchmod(fd, 0o644)
         write_all(fd, data)
@@ -200,7 +199,7 @@ def _clone(source: int, target: int, name: str) -> bool:
     fd = os.open(name, FILE, dir_fd=source)
     copy = -1
     try:
-        copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=target)
+        copy = os.open(name, NEW_FILE, 0o644, dir_fd=target)
         fcntl.ioctl(copy, _FICLONE, fd)
         return True
     except OSError:

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..fs import remove_tree
+from ..fs import FILE, FOLDER, remove_tree
 from .home import Home, check_id, unwritable
 from .locks import FileLock
 
@@ -17,8 +17,6 @@ MANIFEST = "manifest.json"
 NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 #: A file whose name says its content: it is not hashed again, and a later snapshot may share it.
 OBJECT_RE = re.compile(r"o-([0-9a-f]{64})\Z")
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a fifo must not hang
 
 
 def remove_files(home: Home, snapshot_id: str, *, patience: float = 0.0) -> bool:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..controller import Snapshot
-from ..engines.base import StateFormat
+from ..engines.base import ResolvedImage, StateFormat
 from ..errors import SnapshotDamaged, SnapshotError, SnapshotIncompatible
+from ..fs import FILE, FOLDER
 from .digests import digests
 from .home import Home, check_id
-from .layout import FILE, FOLDER, MANIFEST, VERSION
+from .layout import MANIFEST, VERSION
 from .locks import FileLock
 from .snapshot_rows import not_found
 from .store import Store
@@ -72,6 +73,11 @@ class Opened:
         for name, entry in expected.items():
             if found[name] != entry["sha256"]:
                 raise _damaged(self.snapshot, f"{name} is not what was written")
+
+
+def image_facts(image: ResolvedImage) -> dict[str, Any]:
+    """What a manifest keeps of the image (``Opened.image``)."""
+    return {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
 
 
 def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateFormat | None) -> Opened:

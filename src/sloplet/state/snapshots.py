@@ -19,11 +19,12 @@ from typing import Any
 from ..controller import SandboxInfo, Snapshot
 from ..engines.base import StateFormat
 from ..errors import SaveFailed, SlopletError, StateUnwritable
+from ..fs import FOLDER
 from ..spec import SandboxSpec
 from . import draft as drafts
 from .draft import Draft
 from .home import Home, check_id, new_id
-from .layout import FOLDER, MANIFEST, OBJECT_RE, remove_files
+from .layout import MANIFEST, OBJECT_RE, remove_files
 from .locks import FileLock, snapshot_lock_path
 from .opened import Opened, open_snapshot
 from .snapshot_rows import not_found

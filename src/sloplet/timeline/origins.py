@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from .. import disk
 from ..controller import Snapshot
@@ -85,10 +84,6 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         env=tuple(sorted({**dict(base.env), **dict(asked.env)}.items())),
         limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
     )
-
-
-def image_facts(image: ResolvedImage) -> dict[str, Any]:
-    return {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
 
 
 def image_of(opened: Opened) -> ResolvedImage:

@@ -23,13 +23,13 @@ from ..errors import (
 )
 from ..live import Live, freeze, thaw
 from ..spec import SandboxSpec
-from .origins import Origin, can_live, image_facts, image_of, merged, saves
+from ..state.opened import Opened, image_facts
+from .origins import Origin, can_live, image_of, merged, saves
 
 if TYPE_CHECKING:
     from ..engines.base import Engine
     from ..runtime import Runtime
     from ..state.draft import Draft
-    from ..state.opened import Opened
 
 T = TypeVar("T")
 
