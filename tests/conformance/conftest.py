@@ -17,9 +17,15 @@ RUNSC = os.environ.get("SLOPLET_TEST_RUNSC", "")
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine_name" in metafunc.fixturenames:
-        names = metafunc.module.engines_for(metafunc.cls.__name__ if metafunc.cls else "")
-        marked = [pytest.param(name, marks=pytest.mark.anyone if name == "fake" else ()) for name in names]
-        metafunc.parametrize("engine_name", marked)
+        tests = metafunc.cls.__name__ if metafunc.cls else ""
+        same = getattr(metafunc.module, "same_for_everyone", lambda _: False)(tests)
+        metafunc.parametrize(
+            "engine_name",
+            [
+                pytest.param(name, marks=pytest.mark.anyone if same or name == "fake" else ())
+                for name in metafunc.module.engines_for(tests)
+            ],
+        )
 
 
 @pytest.fixture

@@ -19,6 +19,15 @@ def engines_for(tests: str) -> tuple[str, ...]:
     return ("fake", "container", "gvisor") if tests in ("TestLifeCycle", "TestDeath") else ("fake", "container")
 
 
+#: What the engine does differently for root, or the keeper with what belongs to somebody. The rest is the keeper's
+#: relay, which is the same for all, over sandboxes that test_conformance.py has tried as root.
+_DIFFERS = {"TestDeath", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestMetricsAndEvents", "TestSnapshots"}
+
+
+def same_for_everyone(tests: str) -> bool:
+    return tests not in _DIFFERS
+
+
 @pytest.fixture
 def controller() -> Iterator[Controller]:
     return portal().call(keeper_controller())
