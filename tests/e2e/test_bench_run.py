@@ -39,6 +39,7 @@ def engine() -> str:
     pytest.skip("neither container nor process runs here")
 
 
+@pytest.mark.anyone
 @pytest.mark.timeout(120)
 def test_every_suite_gives_numbers(engine: str) -> None:
     report = run(Plan(engines=(engine,), against=("subprocess",), **SMALL))  # type: ignore[arg-type]
@@ -55,6 +56,7 @@ def test_every_suite_gives_numbers(engine: str) -> None:
     assert data["skipped"] == {}
 
 
+@pytest.mark.anyone
 @pytest.mark.timeout(60)
 def test_cli_json_names_what_is_not_there() -> None:
     command = [sys.executable, "-m", "sloplet.cli", "bench", "--quick", "--only", "import", "--engine", "no-such",
@@ -136,6 +138,7 @@ def _ratios_are_of_the_medians(data: dict[str, Any], p50: dict[tuple[str, str], 
     assert bar["passed"] is (bar["value"] <= 1.5)
 
 
+@pytest.mark.anyone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("suite", ["restore", "fork"])
 def test_live_leaves_nothing_after_ctrl_c(gvisor: dict[str, str], tmp_path: Path, suite: str) -> None:

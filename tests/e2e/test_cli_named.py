@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import SLOPLET, Terminal, sloplet
 
+pytestmark = pytest.mark.anyone
+
 ALL_BYTES = bytes(range(256))
 
 

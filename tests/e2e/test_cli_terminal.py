@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import Terminal, sloplet
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ def test_what_runs_goes_on_elsewhere(runsc: None, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.anyone
 def test_a_paused_one_sleeps_on(runsc: None, tmp_path: Path) -> None:
     async def main() -> None:
         async with machines(tmp_path) as (here, there):
@@ -261,6 +262,7 @@ async def _still(*runtimes: Runtime) -> bool:
     return not any(runtime.changing for runtime in runtimes)
 
 
+@pytest.mark.anyone
 def test_progress(runsc: None, tmp_path: Path) -> None:
     async def main() -> None:
         async with machines(tmp_path) as (here, there):
@@ -277,6 +279,7 @@ def test_progress(runsc: None, tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.anyone
 def test_on_the_command_line(runsc: None, tmp_path: Path) -> None:
     """From one keeper to another, under the same name."""
     here, there = ({"SLOPLET_HOME": str(tmp_path / name)} for name in ("h1", "h2"))
