@@ -155,7 +155,6 @@ class AsyncProcess:
     def __init__(self, stream: Stream, started: Fields, *, text: bool, max_output: int) -> None:
         self._stream = stream
         self._text = text
-        self._max_output = max_output
         self._capture = _Capture(max_output, text, None, None)
         self._decoders = {Channel.OUT: new_decoder(), Channel.ERR: new_decoder()}
         self._result: Result | None = None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from sloplet.changes.read import Collector, Listing
 from sloplet.errors import FileMissing, UserNotFound
 from sloplet.files import AsyncFiles
 from sloplet.results import FileInfo
-from sloplet.wire.fields import Fields, encode_record
+from sloplet.wire.fields import Fields, RecordDecoder, encode_record
 from sloplet.wire.schema import ChangeFlag, FileType, Tag
 
 Tree = dict[str, Any]  # name -> bytes (a file), (bytes, mode), Tree (a folder), Link
@@ -19,6 +20,16 @@ Tree = dict[str, Any]  # name -> bytes (a file), (bytes, mode), Tree (a folder),
 
 class Link(str):
     """A symlink's text."""
+
+
+def decode_listing(data: Iterable[bytes], complete: bool) -> Listing:
+    """What ``read_listing`` makes of it, out of bytes."""
+    decoder, collector = RecordDecoder(), Collector(complete)
+    for piece in data:
+        for record in decoder.feed(piece):
+            collector.add(record)
+    decoder.finish()
+    return collector.listing
 
 
 def content(node: Any) -> bytes:

@@ -12,14 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changes_helpers import Link, Tree, TreeFiles, build, differences, edited, encoded, grown, listed, record, told
+from changes_helpers import (
+    Link,
+    Tree,
+    TreeFiles,
+    build,
+    decode_listing,
+    differences,
+    edited,
+    encoded,
+    grown,
+    listed,
+    record,
+    told,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloplet.changes import read
 from sloplet.changes.base import FolderBase
 from sloplet.changes.compare import compare
-from sloplet.changes.read import Collector, decode_listing
+from sloplet.changes.read import Collector
 from sloplet.changes.reading import OldState, sandbox_reader
 from sloplet.controller import Change
 from sloplet.errors import FileError, ProtocolError

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from changes_helpers import Tree, TreeFiles, build, encoded, record, told
+from changes_helpers import Tree, TreeFiles, build, decode_listing, encoded, record, told
 
 from sloplet.changes.base import FolderBase, HostBase, NoBase, Unreadable
 from sloplet.changes.compare import compare
-from sloplet.changes.read import Collector, decode_listing
+from sloplet.changes.read import Collector
 from sloplet.changes.reading import OldState, sandbox_reader
 from sloplet.changes.stored import read_stored
 from sloplet.errors import FileError, SnapshotDamaged

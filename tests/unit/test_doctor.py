@@ -17,7 +17,7 @@ from sloplet.setup.plan import Step, plan
 from sloplet.setup.tools import runsc_date
 
 BARE = Facts(
-    distro="debian", manager="apt-get", user="ann", kernel="6.1.0", landlock_abi=2, seccomp=True, agent="/x/agent",
+    manager="apt-get", user="ann", kernel="6.1.0", landlock_abi=2, seccomp=True, agent="/x/agent",
     home="/h", home_free=2**34, cgroup_reason="nothing is delegated",
 )  # fmt: skip
 FULL = replace(

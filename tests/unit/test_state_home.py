@@ -14,8 +14,12 @@ from state_helpers import as_nobody, finish, in_child, on_small_disk, open_folde
 
 from sloplet.errors import StateUnwritable
 from sloplet.state.home import ID_RE, Home, new_id
-from sloplet.state.locks import FileLock, Owner, is_held, owner_alive, owner_lock_path
+from sloplet.state.locks import FileLock, Owner, is_held, owner_lock_path
 from sloplet.state.store import Store
+
+
+def owner_alive(home: Home, token: str) -> bool:
+    return is_held(owner_lock_path(home, token))
 
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

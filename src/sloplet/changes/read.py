@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..controller import Stream
 from ..errors import FileError, ProtocolError
-from ..wire.fields import Fields, RecordDecoder
+from ..wire.fields import Fields
 from ..wire.schema import ChangeFlag, FileType, ListingFlag, Tag
 
 MAX_ENTRIES = 1_000_000
@@ -105,16 +104,6 @@ async def read_listing(stream: Stream, prefix: str = "/") -> Listing:
         return collector.listing
     finally:
         stream.reset()
-
-
-def decode_listing(data: Iterable[bytes], complete: bool) -> Listing:
-    """The same out of bytes."""
-    decoder, collector = RecordDecoder(), Collector(complete)
-    for piece in data:
-        for record in decoder.feed(piece):
-            collector.add(record)
-    decoder.finish()
-    return collector.listing
 
 
 def _path(raw: bytes) -> str:

@@ -28,8 +28,6 @@ _MANAGERS = ("apt-get", "dnf", "pacman", "zypper", "apk")
 class Facts:
     """Everything doctor and setup decide by. Defaults describe a bare machine."""
 
-    distro: str = "unknown"  #: ID of os-release
-    distro_like: tuple[str, ...] = ()
     distro_name: str = "Linux"
     manager: str = ""  #: apt-get, dnf, pacman, zypper, apk
     arch: str = "x86_64"
@@ -77,8 +75,6 @@ def gather(home: Home | None = None) -> Facts:
     agent, agent_problem = _agent()
     home_problem, home_free = _home(home)
     return Facts(
-        distro=release.get("ID", "unknown"),
-        distro_like=tuple(release.get("ID_LIKE", "").split()),
         distro_name=release.get("PRETTY_NAME", "Linux"),
         manager=next((name for name in _MANAGERS if shutil.which(name)), ""),
         arch=known.arch,

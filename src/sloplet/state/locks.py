@@ -192,11 +192,6 @@ def snapshot_lock_path(home: Home, snapshot_id: str) -> Path:
     return home.run / f"snapshot-{check_id(snapshot_id)}.lock"
 
 
-def owner_alive(home: Home, token: str) -> bool:
-    """Whether the process that holds the sandboxes of ``token`` lives (or is being reaped just now)."""
-    return is_held(owner_lock_path(home, token))
-
-
 class Owner:
     """This process's claim to its sandboxes. ``token`` takes the lock on first use.
 

@@ -82,12 +82,6 @@ class SnapshotRows(Connected):
         query = _SELECT + "WHERE (?1 IS NULL OR sandbox = ?1) AND (?2 IS NULL OR role = ?2)" + _BY_AGE
         return [_snapshot(row) for row in self._read(query, (sandbox_id, role))]
 
-    def snapshot_children(self, snapshot_id: str) -> tuple[list[Snapshot], list[tuple[str, str | None]]]:
-        """What descends from it: snapshots and templates that follow it (what Sloplet made for itself does not count),
-        and (id, name) of other sandboxes, not dead ones, that go on from it."""
-        with self._connected() as db:
-            return _children(db, snapshot_id)
-
     def remove_snapshot(self, snapshot_id: str, *, children: bool = True, saved: bool = True) -> bool:
         """Its children then descend from its parent. False if there was none. SnapshotInUse: it has children and
         ``children`` is False, or a sandbox would go on from it and ``saved`` is False; otherwise that one has nothing

@@ -165,23 +165,6 @@ class SnapshotStore:
                 raise
         return opened
 
-    def usage(self) -> dict[str, int]:
-        """Bytes on disk by sandbox id (templates among them); what snapshots share counts once, for the oldest."""
-        seen: set[tuple[int, int]] = set()
-        found: dict[str, int] = {}
-        for snapshot in self.store.list_snapshots():
-            total = 0
-            with suppress(OSError), os.scandir(self.home.snapshots / snapshot.id) as entries:
-                for entry in entries:
-                    info = entry.stat(follow_symlinks=False)
-                    if (info.st_dev, info.st_ino) not in seen:
-                        seen.add((info.st_dev, info.st_ino))
-                        total += info.st_blocks * 512
-            found[snapshot.sandbox] = found.get(snapshot.sandbox, 0) + total
-        return found
-
-    # Removing
-
     def delete(self, snapshot_id: str, *, force: bool = False) -> None:
         """SnapshotNotFound; SnapshotInUse if something descends from it (``force``: that then descends from its
         parent), or, always, if a sandbox would go on from it. Waits a while for those who have it open; then, and

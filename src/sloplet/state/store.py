@@ -198,13 +198,9 @@ class Store(SnapshotRows):
             if not db.execute(query, values).rowcount:
                 raise _not_in_state(db, sandbox_id, "starting")
 
-    def set_saved(self, sandbox_id: str, saved: str | None, saved_at: float | None) -> None:
-        """What a running one would be recovered from. SandboxError if it is not running."""
-        self.replace_saved(sandbox_id, saved, saved_at)
-
     def replace_saved(self, sandbox_id: str, saved: str | None, saved_at: float | None) -> str | None:
-        """Like ``set_saved``; returns the id that it took the place of, for the caller to delete. Survives a power
-        loss, so that afterwards one of the two is there."""
+        """What a running one would be recovered from; returns the id that it took the place of, for the caller to
+        delete. Survives a power loss, so that afterwards one of the two is there. SandboxError if it is not running."""
         with self._write(durable=True) as db:
             row = db.execute("SELECT saved FROM sandboxes WHERE id = ? AND state = 'running'", (sandbox_id,)).fetchone()
             if row is None:

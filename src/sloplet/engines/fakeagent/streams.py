@@ -174,15 +174,3 @@ class DiskFile(File):
     def closed(self) -> None:
         if self.written and callable(self.on_written):
             self.on_written()
-
-
-class Bytes(File):
-    """Input that is a constant (a here-document, a handler's answer)."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
-        self.data = data
-
-    async def read(self, most: int = 65536) -> bytes:
-        piece, self.data = self.data[:most], self.data[most:]
-        return piece
