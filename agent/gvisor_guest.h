@@ -7,7 +7,8 @@
 /* The kernel is the sandbox's alone: what /proc/meminfo says is the sandbox's, whole and exact. */
 extern bool agent_own_kernel;
 
-/* argv: "guest", and how many processes commands may be together. Serves the wire on 0 and 1, as agent_main does. */
+/* argv: "guest", how many processes each user may have, and how many more root for the agent's own. Serves the wire on 0
+ * and 1, as agent_main does. */
 int gvisor_guest_main(int argc, char **argv);
 
 #endif

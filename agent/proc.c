@@ -152,7 +152,7 @@ static void start_failed(struct proc *p, const struct shim_report *r)
     struct stream *s = p->attached ? p->attached->stream : NULL;
     const char *what = r->part <= PART_COMMAND ? parts[r->part] : NULL;
 
-    if (s && r->part == PART_FORK && r->error == EAGAIN)
+    if (s && (r->part == PART_FORK || r->part == PART_COMMAND) && r->error == EAGAIN) /* from exec it means the same */
         stream_fail(s, EAGAIN, NULL, "the sandbox's process limit is reached");
     else if (s && r->part == PART_CWD)
         stream_fail(s, r->error, what, "cannot enter the working directory");

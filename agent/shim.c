@@ -27,6 +27,7 @@
 #include "agent.h"
 #include "guest.h"
 #include "gvisor_guest.h"
+#include "gvisor_pids.h"
 #include "path.h"
 #include "spare.h"
 
@@ -89,6 +90,23 @@ static int drop_capabilities(void)
     return (int)syscall(SYS_capset, &header, none);
 }
 
+/* The kernel compares before it counts the newcomer, so to RLIMIT_NPROC one more than allowed is not too many: for that
+ * moment the limit is one lower. If it was reached exec asks again, by the true one, and fails with EAGAIN. */
+static int set_uid(uid_t uid)
+{
+    struct rlimit limit, lower;
+    int result;
+
+    if (agent_own_kernel || getrlimit(RLIMIT_NPROC, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || !limit.rlim_cur)
+        return (int)syscall(SYS_setresuid, uid, uid, uid);
+    lower = limit;
+    lower.rlim_cur--;
+    setrlimit(RLIMIT_NPROC, &lower);
+    result = (int)syscall(SYS_setresuid, uid, uid, uid);
+    setrlimit(RLIMIT_NPROC, &limit);
+    return result;
+}
+
 /* For good: real, effective and saved ids. The bounding set and no_new_privs were set agent-wide. */
 static int become(const struct user *u)
 {
@@ -101,8 +119,7 @@ static int become(const struct user *u)
                     continue;
         }
         if (syscall(SYS_setgroups, u->ngroups, u->groups) < 0 ||
-            syscall(SYS_setresgid, u->gid, u->gid, u->gid) < 0 ||
-            syscall(SYS_setresuid, u->uid, u->uid, u->uid) < 0)
+            syscall(SYS_setresgid, u->gid, u->gid, u->gid) < 0 || set_uid(u->uid) < 0)
             return -1;
     } else if (!guest.no_users && guest.uid == 0) {
         syscall(SYS_setgroups, u->ngroups, u->groups); /* refused in some namespaces: no harm */
@@ -177,6 +194,7 @@ NO_SANITIZER static int command_main(void *arg)
     offer_to_oom_killer();
     umask(022);
     setrlimit(RLIMIT_NOFILE, &guest.nofile);
+    gvisor_fix_limit();
     s->error_part = PART_USER;
     if (become(s->user) < 0)
         goto failed;
@@ -316,6 +334,8 @@ void shim_enter(struct spawn *s, pid_t agent)
     sigaction(SHIM_SWEEP, &sa, NULL);
     s->error_part = PART_FORK;
     s->error = join_work();
+    if (!s->error)
+        s->error = gvisor_be_counted();
 }
 
 /* The command's ends of its pipes are the command's alone; who takes another keeps the numbers below 3 taken. */
@@ -354,10 +374,12 @@ void shim_run(struct spawn *s)
 
     arrange_fds(s);
     if (!s->error) {
+        gvisor_count_as(s->user);
         r.pid = clone(command_main, stack + sizeof stack,
                       CLONE_VM | CLONE_VFORK | CLONE_PARENT_SETTID | SIGCHLD, s, s->pid_slot);
         if (r.pid < 0)
             s->error = errno;
+        gvisor_count_as_agent();
     }
     if (s->error) {
         r.kind = SHIM_FAILED;

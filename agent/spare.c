@@ -154,7 +154,7 @@ __attribute__((noreturn)) static void spare_main(int fd, pid_t agent)
         await_job(&s, &job);
         block_signals(true);
         s.error = 0;
-        s.error_part = PART_NONE;
+        s.error_part = PART_FORK;
         shim_run(&s);
     }
 }

@@ -15,6 +15,7 @@ from sloplet import Sandbox
 from sloplet.engines import registry
 from sloplet.engines.gvisor import GvisorEngine
 from sloplet.engines.machine import FIRST_RANGE, machine
+from sloplet.errors import ProcessLimit
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 #: What runsc may have in the sandbox's user namespace (engines/shell.py), and what its kernel keeps of that.
@@ -204,3 +205,45 @@ def test_g13_a_kernel_that_lacks_it(box: Sandbox, facts: dict[str, object]) -> N
     probe = GvisorEngine(facts=replace(machine(), **facts)).probe()
     assert not probe.available
     assert probe.reason
+
+
+#: Forks whenever it can, threads too if asked, and says how often it could and whether it got a user namespace.
+PERSISTENT = """
+import ctypes, os, sys, threading, time
+namespace = ctypes.CDLL(None).unshare(0x10000000) == 0
+made = 0
+for number in range(300):
+    try:
+        if sys.argv[1] == "threads":
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        elif os.fork() == 0:
+            time.sleep(1000)
+        made += 1
+    except (OSError, RuntimeError):
+        pass
+print(made, namespace, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+@pytest.mark.parametrize("kind", ["forks", "threads"])
+def test_g14_the_process_limit_holds_however_often_it_is_tried(gvisor: None, user: str, kind: str) -> None:
+    """gVisor's pids groups refuse one fork of seven beyond the limit (agent/gvisor_pids.c): who asks on gets more."""
+    with Sandbox(engine="gvisor", pids=40) as box:
+        bomb = box.spawn(["python3", "-c", PERSISTENT, kind], user=user or None)
+        said = ""
+        while "\n" not in said:
+            said += next(iter(bomb))[1]
+        made, namespace = said.split()
+        assert namespace == "False", "in a namespace of its own it would be held by no limit"
+        if user:  # as whom the agent and its shims run
+            assert 40 <= int(made) <= 40 + 16
+        else:
+            assert int(made) == 39, "and itself"
+        with pytest.raises(ProcessLimit):
+            box.run("true", user=user or None)
+        assert box.metrics().pids <= 40 + 16
+        bomb.kill()
+        bomb.wait()
+        assert box.run("echo alive", user=user or None).stdout == "alive\n"

@@ -85,9 +85,9 @@ class TestPlan:
 
 class TestConfiguration:
     def test_shape_depends_on_limits_only(self) -> None:
-        one, two = (oci.config(open_files=64, shared_memory=2**20, pids=40) for _ in range(2))
+        one, two = (oci.config(open_files=64, shared_memory=2**20, pids=40, agents_own=16) for _ in range(2))
         assert oci.encode(one) == oci.encode(two)
-        assert one["process"]["args"] == [verbs.AGENT, "guest", "40"]
+        assert one["process"]["args"] == [verbs.AGENT, "guest", "40", "16"]
         assert one["process"]["rlimits"] == [{"type": "RLIMIT_NOFILE", "soft": 64, "hard": 64}]
         assert one["root"]["readonly"] is False  # gVisor's own overlay takes the writes
         assert "CAP_NET_ADMIN" not in json.dumps(one)

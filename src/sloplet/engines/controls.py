@@ -181,7 +181,7 @@ def decide_for_own_kernel(spec: SandboxSpec, machine: Machine, sandbox_id: str) 
     limits = fit(spec.limits, machine)
     scratch = choose_scratch(limits, machine)
     cpus, pinned = _cpus(limits, replace(machine, cgroup=replace(machine.cgroup, split=False)), sandbox_id)
-    how = f"a group of gVisor's own kernel (and {PIDS_EXTRA} more for the agent's own)"
+    how = f"RLIMIT_NPROC of gVisor's own kernel, for each user inside (and {PIDS_EXTRA} more for the agent's own)"
     pids = Guarantee("pids", True, how, str(limits.pids))
     found = (cpus, _own_memory(limits, machine), _own_disk(scratch), pids, _open_files(limits, machine))
     _refuse_weaker(found, spec, limits, namespaces=True)

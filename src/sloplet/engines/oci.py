@@ -9,20 +9,20 @@ from typing import Any
 from . import verbs
 
 #: What the agent may do inside, to gVisor's kernel and nobody else's: what it may on the container rung, and SYS_ADMIN
-#: for the sandbox's name and its process limit. Commands have none.
+#: for the sandbox's name and its mounts. Commands have none.
 _CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
     "CAP_SYS_ADMIN",
 )  # fmt: skip
 
 
-def config(*, open_files: int, shared_memory: int, pids: int) -> dict[str, Any]:
+def config(*, open_files: int, shared_memory: int, pids: int, agents_own: int) -> dict[str, Any]:
     """For config.json of the bundle."""
     capabilities = {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")}
     return {
         "ociVersion": "1.0.0",
         "process": {
-            "args": [verbs.AGENT, "guest", str(pids)],
+            "args": [verbs.AGENT, "guest", str(pids), str(agents_own)],
             "env": [],
             "cwd": "/",
             "user": {"uid": 0, "gid": 0},

@@ -59,7 +59,7 @@ def fixed_steps(image: ResolvedImage, machine: Machine, view: host.HostView, pro
     mounts.add(Do.STAGE, 0)
     jail.image_steps(mounts, image, view)
     folder = inside(verbs.AGENT).rpartition("/")[0]
-    mounts.add(Do.MKDIR, 0o755, folder + "/groups")
+    mounts.add(Do.MKDIR, 0o755, folder)
     mounts.add(Do.FILE, 0o555, inside(verbs.AGENT), agent)
     shown = step(Do.TREE, _PROGRAM_SLOT, TreeFlag(0), jail.QUIET | Attr.RDONLY, program)
     return [*mounts.trees, shown, *mounts.steps]
@@ -70,10 +70,9 @@ def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> li
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(jail.hostname(request.spec, request.id))
     limits = controls.limits
-    most = (
-        limits.pids + PIDS_EXTRA - 4
-    )  # the agent itself is in no group, and who joins one that is full is not refused
-    config = oci.encode(oci.config(open_files=limits.open_files, shared_memory=limits.memory // 4, pids=most))
+    shell = oci.config(
+        open_files=limits.open_files, shared_memory=limits.memory // 4, pids=limits.pids, agents_own=PIDS_EXTRA
+    )
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
         *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
@@ -83,7 +82,7 @@ def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> li
         step(Do.FS, Attr.NOSUID | Attr.NOEXEC, "tmpfs", "mode=755,size=64k,nr_inodes=64", "dev"),
         *devices,
         step(Do.MOUNT, _PROGRAM_SLOT, inside(verbs.PROGRAM)),
-        step(Do.FILE, 0o644, inside(verbs.BUNDLE) + "/config.json", config),
+        step(Do.FILE, 0o644, inside(verbs.BUNDLE) + "/config.json", oci.encode(shell)),
         step(Do.PIVOT),
     ]
 
