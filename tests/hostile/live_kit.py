@@ -1,6 +1,6 @@
 """What the hostile tests of live state share: programs that notice what happens to them, and a look at what is left.
 
-``SLOPLET_SOAK=1`` makes the soaks as long as the product's promises: 50 rounds of pausing, 100 forks, more crashes.
+``SLOPLET_SOAK=1`` kills at far more points.
 """
 
 from __future__ import annotations

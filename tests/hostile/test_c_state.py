@@ -104,6 +104,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.anyone
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_c09_damaged_store(kind: str, tmp_path: Path) -> None:
     home = make_home(tmp_path / "home")

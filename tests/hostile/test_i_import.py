@@ -115,6 +115,7 @@ def killed(home: Path, verb: str, engine: str, path: Path, moment: str) -> None:
         bury_orphans()
 
 
+@pytest.mark.anyone
 def test_i01_killed_in_the_middle(engine: str, tmp_path: Path) -> None:
     for moment in EXPORT:
         path = tmp_path / f"{moment}.sloplet"
@@ -149,6 +150,7 @@ def test_i01_killed_in_the_middle(engine: str, tmp_path: Path) -> None:
     nothing_left(tmp_path / "other")
 
 
+@pytest.mark.anyone
 def test_i02_refused_and_running_on(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damage is found before anything starts; a disk that is full in the middle leaves the source as it was."""
 

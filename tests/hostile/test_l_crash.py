@@ -22,10 +22,10 @@ from live_kit import SOAK, Traces, folder_of_its_own
 
 from sloplet.testing import leaks
 
-pytestmark = [pytest.mark.anyone, pytest.mark.usefixtures("gvisor"), pytest.mark.timeout(0 if SOAK else 120)]
+pytestmark = [pytest.mark.anyone, pytest.mark.usefixtures("gvisor"), pytest.mark.timeout(0 if SOAK else 300)]
 
 PROGRAM = str(Path(__file__).with_name("live_crash.py"))
-POINTS = 100 if SOAK else 2  # of each kind
+POINTS = 100 if SOAK else 6  # of each kind
 
 
 @pytest.fixture
