@@ -347,7 +347,7 @@ def left_over(before: Machine, home: Path, op: Op | None = None) -> list[str]:
         found = [f"process {pid}: {leaks._command(pid)}" for pid in now.processes - before.processes]
         found += [f"mount {name}" for name in now.mounts - before.mounts]
         found += [f"cgroup {name}" for name in groups]
-        found += [f"loop device on {name}" for name in leaks._loop_devices() if str(home) in name]
+        found += [f"loop device on {name}" for name in leaks._loop_devices(home)]
         found += [f"file {name}" for name in files_of(home) if not _expected(name)]
         found += [f"temporary file {name}" for name in os.listdir(tempfile.gettempdir())]
         if not found or time.monotonic() > until:

@@ -156,10 +156,8 @@ class Traces:
             time.sleep(0.02)
 
     def _noise(self, line: str) -> bool:
-        """asyncio's threads come when needed and stay; other programs have loop devices too."""
-        if line.startswith("threads: +"):
-            return "asyncio" in line
-        return line.startswith("loop_devices") and str(self._home) not in line
+        """asyncio's threads come when needed and stay."""
+        return line.startswith("threads: +") and "asyncio" in line
 
 
 def saved_states(path: Path | None = None) -> list[str]:

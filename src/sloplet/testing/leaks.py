@@ -6,8 +6,8 @@
 
 Inside ``with adopted_orphans():`` whatever a dying parent leaves comes to this process instead of init, and so is
 found as a descendant. Only what is ours is looked at, so that other programs on the machine make no noise: processes
-below this one, cgroups named ``sloplet*`` that are empty or hold our processes. What the whole machine shares may
-become less meanwhile, never more.
+below this one, cgroups named ``sloplet*`` that are empty or hold our processes, loop devices on files of the home. What
+the whole machine shares may become less meanwhile, never more.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _look(home: str | os.PathLike[str] | None = None) -> Snapshot:
         namespaces=_namespaces({*family, os.getpid()}),
         mounts=_mounts(),
         cgroups=_cgroups(family),
-        loop_devices=_loop_devices(),
+        loop_devices=_loop_devices(folder),
         open_files=_open_files(),
         threads=Counter(re.sub(r"\d+$", "", thread.name) for thread in threading.enumerate()),
         home=_files(folder),
@@ -182,13 +182,17 @@ def _ours(cgroup: Path, family: set[int]) -> bool:
     return not inside or bool(inside & family)
 
 
-def _loop_devices() -> Counter[str]:
+def _loop_devices(home: Path | None) -> Counter[str]:
+    """The files of those on a home's, or of all."""
+    below = f"{home.resolve()}/" if home is not None else ""
     found: Counter[str] = Counter()
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
-            found[path.read_text("utf-8", "replace").strip()] += 1
+            name = path.read_text("utf-8", "replace").strip()
         except OSError:
-            pass
+            continue
+        if name.startswith(below):
+            found[name] += 1
     return found
 
 
