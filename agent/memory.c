@@ -21,6 +21,7 @@
 #include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -64,6 +65,16 @@ static struct {
     int64_t due, cost;
     uint64_t anon, shmem, faults;
 } deep;
+
+/* What a look costs is processor time: on a busy machine it takes long and costs no more, and then is no time to look
+ * less often. */
+static int64_t spent_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (int64_t)ts.tv_sec * 1000 * MSEC + ts.tv_nsec;
+}
 
 static void watch_files(void)
 {
@@ -320,7 +331,7 @@ static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
      * page that stops being shared is a fault; a huge page is one fault too, and waits until it is due. */
     if (now < deep.due && sum(deep.anon + fresh, deep.shmem, files) <= allowed)
         return limit;
-    begun = now_ns();
+    begun = spent_ns();
     qsort(table.all, table.count, sizeof *table.all, heaviest_first);
     for (size_t i = 0; i < table.count && sum(anon, shmem, files) > allowed; i++) {
         struct procent *e = &table.all[i];
@@ -335,7 +346,7 @@ static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
     deep.anon = anon;
     deep.shmem = shmem;
     deep.faults = faults;
-    deep.cost = now_ns() - begun;
+    deep.cost = spent_ns() - begun;
     deep.due = now_ns() + deep.cost * PART_OF_CPU;
     if (sum(anon, shmem, files) > allowed)
         kill_until_below(files);
@@ -344,7 +355,7 @@ static int64_t weigh(int64_t files, uint64_t faults, int64_t now)
 
 static int64_t look(int64_t now)
 {
-    int64_t begun = now_ns(), files, used, before = kills, pause, cost;
+    int64_t begun = spent_ns(), files, used, before = kills, pause, cost;
     uint64_t rss = 0, faults = 0;
 
     if (proctab_load(&table))
@@ -376,7 +387,7 @@ static int64_t look(int64_t now)
     if (used > allowed)
         used = weigh(files, faults, now);
     last_files = files;
-    cost = now_ns() - begun - deep.cost;
+    cost = spent_ns() - begun - deep.cost;
     pause = kills > before ? EVERY_KILL : used > limit / 2 ? EVERY_NEAR : EVERY;
     if (pause < cost * PART_OF_CPU && kills == before)
         pause = cost * PART_OF_CPU;

@@ -23,9 +23,10 @@ pytestmark = [
 MIB = 2**20
 LIMIT = 128 * MIB
 TOUCH = "def touch(mib):\n  b = bytearray(mib << 20)\n  b[::4096] = bytes([1]) * (mib * 256)\n  return b\n"
-#: so many children, each with so many MiB of its own, who all wait until the last one has it or is dead
+#: so many children, each with so many MiB of its own, who all wait until the last one has it or is dead, and then until
+#: so many are dead (or, if that never comes, for long)
 SPREAD = (
-    "import os, sys, signal\n" + TOUCH + "n, mib, inherited = map(int, sys.argv[1:])\n"
+    "import os, sys, signal\n" + TOUCH + "n, mib, inherited, dead = map(int, sys.argv[1:])\n"
     "kept = touch(inherited)\n"
     "r, w = os.pipe()\nhold, release = os.pipe()\nkids = []\n"
     "for i in range(n):\n"
@@ -35,9 +36,15 @@ SPREAD = (
     "    mine = touch(mib); os.close(w); os.read(hold, 1); os._exit(0)\n"
     "  kids.append(pid)\n"
     "os.close(w); os.read(r, 1)\n"
-    "import time; time.sleep(0.3)\n"  # several looks at the whole of it
+    "import time; until = time.monotonic() + (20 if dead else 0.3)\n"  # 0.3 s: several looks at the whole of it
+    "gone = []\n"
+    "while time.monotonic() < until and (len(gone) < dead or not dead):\n"
+    "  pid, status = os.waitpid(-1, os.WNOHANG)\n"
+    "  gone += [status] if pid else []\n"
+    "  time.sleep(0 if pid else 0.005)\n"
     "os.close(hold); os.close(release)\n"
-    "print(sum(os.waitpid(pid, 0)[1] == signal.SIGKILL for pid in kids))\n"
+    "gone += [os.waitpid(-1, 0)[1] for _ in kids[len(gone):]]\n"
+    "print(gone.count(signal.SIGKILL))\n"
 )
 
 
@@ -87,7 +94,7 @@ def test_a_bomb_of_many_small_ones(box: AgentClient) -> None:
     command that lost some says so. (The dying count for a while: where they are slow, more go than had to.)"""
     bystander = box.spawn(["sleep", "1000"])
     box.started(bystander)
-    bomb = box.run([sys.executable, "-c", SPREAD, "30", "12", "0"])
+    bomb = box.run([sys.executable, "-c", SPREAD, "30", "12", "0", "18"])
     assert bomb.closed[Tag.OOM] == 1
     assert 18 <= int(bomb.out) <= 30, bytes(bomb.err)
     assert bomb.closed[Tag.EXIT_CODE] == 0
@@ -97,7 +104,7 @@ def test_a_bomb_of_many_small_ones(box: AgentClient) -> None:
 
 
 def test_workers_that_share_their_memory_are_no_bomb(box: AgentClient) -> None:
-    workers = box.run([sys.executable, "-c", SPREAD, "50", "0", "70"])
+    workers = box.run([sys.executable, "-c", SPREAD, "50", "0", "70", "0"])
     assert (workers.out, workers.closed[Tag.OOM]) == (b"0\n", None), bytes(workers.err)
     assert kills(box) == 0
 
@@ -105,7 +112,7 @@ def test_workers_that_share_their_memory_are_no_bomb(box: AgentClient) -> None:
 def test_workers_that_stop_sharing_are(box: AgentClient) -> None:
     """Breaking copy-on-write makes no process larger: only shares tell."""
     code = SPREAD.replace("mine = touch(mib)", "kept[::4096] = bytes([2]) * (inherited * 256)")
-    workers = box.run([sys.executable, "-c", code, "6", "0", "60"])
+    workers = box.run([sys.executable, "-c", code, "6", "0", "60", "4"])
     assert workers.closed[Tag.OOM] == 1
     assert kills(box) >= 4
 
