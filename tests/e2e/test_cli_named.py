@@ -256,3 +256,21 @@ def test_gc_says_what_it_did(box: str) -> None:
     assert sloplet("gc").returncode == 0
     told = {"removed", "dead", "orphans", "expired", "snapshots", "files", "errors"}
     assert set(json.loads(sloplet("gc", "--json").stdout)) == told
+
+
+def test_any_name_passes_from_diff_to_apply(box: str, tmp_path: Path) -> None:
+    """Spaces, newlines, what is no text: by way of `xargs -0`."""
+    names = {b"a b", b"c\nd", b" -x ", b"'$(id)\"", b"g\xffh"}
+    sloplet("exec", box, "--", "mkdir", "odd")
+    for name in names:
+        assert sloplet("exec", box, "--cwd", "/workspace/odd", "--", "touch", "--", os.fsdecode(name)).returncode == 0
+    listed = sloplet("diff", box, "odd", "--name-only", "-z").stdout
+    assert set(listed.split(b"\0")) == {b"/workspace/odd", b""} | {b"/workspace/odd/" + name for name in names}
+    assert sloplet("diff", box, "odd", "--name-only").stdout == listed.replace(b"\0", b"\n")
+    words = ["xargs", "-0", *SLOPLET, "apply", box, "--to", str(tmp_path / "new")]
+    done = subprocess.run(words, input=listed, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(os.listdir(os.fsencode(tmp_path / "new"))) == names
+    refused = sloplet("diff", box, "-z")
+    assert (refused.returncode, refused.stdout) == (125, b"")
+    assert b"--name-only" in refused.stderr

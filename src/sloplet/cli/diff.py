@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import sys
 from collections import Counter
@@ -34,6 +35,7 @@ against_option = click.option(
     sloplet diff dev --stat
     sloplet diff dev src --against base
     sloplet diff dev /workspace > work.patch
+    sloplet diff dev --name-only -z | grep -z '[.]py$' | xargs -0 sloplet apply dev --to ./new
     """,
 )
 @name_argument()
@@ -41,22 +43,36 @@ against_option = click.option(
 @against_option
 @click.option("--stat", is_flag=True, help="One line a file.")
 @click.option("--name-only", is_flag=True, help="Only the paths.")
+@click.option("-z", "--null", is_flag=True, help="A NUL byte after each path, not a newline: for `xargs -0`.")
 @json_option
-def diff(name: str, paths: tuple[str, ...], against: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
+def diff(
+    name: str, paths: tuple[str, ...], against: str | None, stat: bool, name_only: bool, null: bool, as_json: bool
+) -> None:
     """Files added, changed and removed in a sandbox since its image, or since a snapshot, with unified text diffs.
 
     With PATHs only what is at or below them; relative ones begin at the sandbox's working directory.
     """
     if stat + name_only + as_json > 1:
         raise SpecError("--stat, --name-only and --json exclude each other", hint="leave all but one")
+    if null and not name_only:
+        raise SpecError("--null is for paths", hint="add --name-only")
     found = finish(_diff(name, paths, against, text=not name_only), _look)
     if as_json:
         print_json({**found.to_dict(), "summary": _count(found.changes)})
     elif name_only:
-        for change in found.changes:
-            click.echo(plain(change.path) if sys.stdout.isatty() else change.path)
+        _print_names([change.path for change in found.changes], null)
     else:
         show(found, stat, f"snapshot {against}" if against else "image")
+
+
+def _print_names(paths: Iterable[str], null: bool) -> None:
+    """In a terminal harmless, in a pipe the bytes of the name, which need not be text."""
+    if sys.stdout.isatty() and not null:
+        for path in paths:
+            click.echo(plain(path))
+        return
+    end = b"\0" if null else b"\n"
+    click.echo(b"".join(os.fsencode(path) + end for path in paths), nl=False)
 
 
 async def _diff(name: str, paths: Sequence[str], against: str | None, *, text: bool) -> Diff:
