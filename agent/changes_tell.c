@@ -10,6 +10,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "linuxapi.h"
+
 #define PIECE 61440
 
 char changes_path[NAME_MAX_BYTES + 512];
@@ -207,13 +209,7 @@ void tell_names(struct changes *c, const struct stat *st)
         c->count++;
     }
     for (long at = 0; at < n;) {
-        const struct dirent64_ {
-            uint64_t ino;
-            int64_t off;
-            uint16_t reclen;
-            uint8_t type;
-            char name[];
-        } *d = (const void *)(c->names_buf + at);
+        const struct dirent64_ *d = (const void *)(c->names_buf + at);
         at += d->reclen;
         if (strcmp(d->name, ".") && strcmp(d->name, ".."))
             fw_text(&w, TAG_ENTRY, d->name);

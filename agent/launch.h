@@ -159,7 +159,6 @@ void become_inside(const struct plan *plan);
 /* trees.c: detached mounts. All return an fd or fail(). */
 int tree_clone(const char *path, uint64_t bits, uint64_t attributes, int userns);
 int filesystem_new(const char *type, const char *options, uint64_t attributes);
-int ext4_copy(const char *template, const char *folder, uint64_t attributes, int userns, int *shutdown);
 void host_mounts(struct launch *launch);
 
 /* steps.c */

@@ -22,6 +22,15 @@
 #define NR_landlock_add_rule 445
 #define NR_landlock_restrict_self 446
 
+/* getdents64 */
+struct dirent64_ {
+    uint64_t ino;
+    int64_t off;
+    uint16_t reclen;
+    uint8_t type;
+    char name[];
+};
+
 /* open_tree, move_mount, fsopen, fsconfig, fsmount, mount_setattr */
 #define OPEN_TREE_CLONE_ 1u
 #define OPEN_TREE_CLOEXEC_ 02000000u
@@ -38,7 +47,6 @@
 #define MOUNT_ATTR_NOSUID_ 0x2ull
 #define MOUNT_ATTR_NODEV_ 0x4ull
 #define MOUNT_ATTR_NOEXEC_ 0x8ull
-#define MOUNT_ATTR_NOATIME_ 0x10ull
 #define MOUNT_ATTR_IDMAP_ 0x100000ull
 
 struct mount_attr_ {

@@ -133,7 +133,7 @@ void proc_evict(void)
     }
 }
 
-void proc_exited(struct proc *p, int status, int64_t cpu_us, int64_t maxrss)
+static void proc_exited(struct proc *p, int status, int64_t cpu_us, int64_t maxrss)
 {
     if (p->state == PROC_EXITED)
         return;
@@ -358,15 +358,6 @@ bool proc_nobody_left(void)
     siginfo_t info;
 
     return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;
-}
-
-int proc_live_shims(void)
-{
-    int count = 0;
-
-    for (struct proc *p = proc_list; p; p = p->next)
-        count += !p->shim_gone;
-    return count;
 }
 
 bool proc_is_shim(pid_t pid)

@@ -74,7 +74,6 @@ struct proc *proc_find(int64_t id);
 void proc_free(struct proc *p);
 /* Drops the oldest ended processes beyond the limits. */
 void proc_evict(void);
-void proc_exited(struct proc *p, int status, int64_t cpu_us, int64_t maxrss);
 int proc_watch_status(struct proc *p, int fd);
 /* Reaps a bounded number of children; true if there may be more. */
 bool proc_reap(void);
@@ -84,8 +83,6 @@ int64_t proc_timers(int64_t now);
 void proc_postpone(int64_t ns);
 /* True if no child, and so no process of the sandbox, is left. */
 bool proc_nobody_left(void);
-/* Number of shims that live. */
-int proc_live_shims(void);
 bool proc_is_shim(pid_t pid);
 
 /* proc_io.c */
@@ -97,7 +94,6 @@ void io_update(struct proc *p);
 int64_t io_settle(struct proc *p, int64_t now);
 void io_close_all(struct proc *p);
 void exit_fields(struct fw *w, const struct proc *p, uint64_t out_total, uint64_t err_total);
-extern const struct stream_ops attach_ops;
 
 /* kill.c */
 /* Signals the tree, or the main process only. Number of processes reached, or -errno. */

@@ -223,6 +223,8 @@ void io_start(struct proc *p, int out_fd, int err_fd, int in_fd)
         loop_add(&p->in, in_fd, 0, on_input); /* cannot fail: nothing is waited for yet */
 }
 
+static const struct stream_ops attach_ops;
+
 struct attach *io_attach(struct proc *p, struct stream *s, int64_t flags)
 {
     struct attach *a = calloc(1, sizeof *a), **at = &p->attached;
@@ -391,7 +393,7 @@ static enum pump attach_pump(struct stream *s)
     return again ? PUMP_AGAIN : PUMP_WAIT;
 }
 
-const struct stream_ops attach_ops = {
+static const struct stream_ops attach_ops = {
     .data = attach_data,
     .end = attach_end,
     .ctrl = attach_ctrl,

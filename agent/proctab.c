@@ -12,14 +12,7 @@
 #include <unistd.h>
 
 #include "agent.h"
-
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
-};
+#include "linuxapi.h"
 
 static bool read_stat(const char *path, struct procent *out)
 {
@@ -119,7 +112,7 @@ static int load(struct proctab *t, const char *folder)
         if (n <= 0)
             break;
         for (long at = 0; at < n;) {
-            struct dirent_raw *d = (struct dirent_raw *)(buf + at);
+            struct dirent64_ *d = (struct dirent64_ *)(buf + at);
             struct procent e;
             at += d->reclen;
             if (d->name[0] < '1' || d->name[0] > '9' || strlen(d->name) >= 12)

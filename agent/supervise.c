@@ -29,13 +29,6 @@ static void pause_ms(int ms) { poll(NULL, 0, ms); }
 
 static void kill_child(const struct launch *launch) { syscall(NR_pidfd_send_signal, launch->pidfd, SIGKILL, NULL, 0); }
 
-struct dirent64_ {
-    uint64_t ino, off;
-    uint16_t size;
-    uint8_t type;
-    char name[];
-};
-
 /* How deep a tree is walked at once. What lies deeper comes up when those above it are dead: callers go on until
  * nothing is left. */
 #define DEEPEST 24
@@ -75,7 +68,7 @@ static int signal_below(int pid, int number, int depth) {
     for (long size; (size = syscall(SYS_getdents64, tasks, buffer, sizeof buffer)) > 0;) {
         for (long at = 0; at < size;) {
             struct dirent64_ *entry = (struct dirent64_ *)(void *)(buffer + at);
-            at += entry->size;
+            at += entry->reclen;
             if (entry->name[0] != '.') count += signal_children(pid, entry->name, number, depth);
         }
     }

@@ -12,6 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "linuxapi.h"
+
 #define OPEN_LEVELS 64
 #define NAMES_MAX (4u * 1024 * 1024)
 #define BUF_SIZE 8192
@@ -27,22 +29,14 @@ struct walk_level {
     bool back; /* we came back from a child: find the place again before reading on */
 };
 
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
-};
-
 static struct walk_level *top(struct walk *w)
 {
     return &w->levels[w->depth - 1];
 }
 
-static struct dirent_raw *current(struct walk *w)
+static struct dirent64_ *current(struct walk *w)
 {
-    return (struct dirent_raw *)(w->buf + w->buf_at);
+    return (struct dirent64_ *)(w->buf + w->buf_at);
 }
 
 static void note(struct walk *w, int error)

@@ -124,7 +124,7 @@ static int attach_loop(int file, char device[32]) {
     fail("scratch", "every loop device is taken at once", EBUSY, "");
 }
 
-int ext4_copy(const char *template, const char *folder, uint64_t attributes, int userns, int *shutdown) {
+static int ext4_copy(const char *template, const char *folder, uint64_t attributes, int userns, int *shutdown) {
     char device[32], options[128];
     int file = nameless_copy(template, folder);
     int loop = attach_loop(file, device);

@@ -11,19 +11,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "linuxapi.h"
+
 #define NODES_MAX 16384
 #define BUF_SIZE 4096
 #define MASK                                                                                       \
     (IN_CREATE | IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB |            \
      IN_DELETE_SELF | IN_MOVE_SELF | IN_EXCL_UNLINK | IN_ONLYDIR)
-
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
-};
 
 struct watch_node *watch_node_of(struct watch_tree *t, int wd)
 {
@@ -213,7 +207,7 @@ const char *watch_scan(struct watch_tree *t, struct watch_node **in, bool *is_di
     if (!t->buf && !(t->buf = malloc(BUF_SIZE)))
         return NULL;
     while (t->scanning || next_folder(t)) {
-        struct dirent_raw *d;
+        struct dirent64_ *d;
 
         if (t->at >= t->len) {
             long n = syscall(SYS_getdents64, t->scan_fd, t->buf, BUF_SIZE);
@@ -224,7 +218,7 @@ const char *watch_scan(struct watch_tree *t, struct watch_node **in, bool *is_di
             t->at = 0;
             t->len = (size_t)n;
         }
-        d = (struct dirent_raw *)(t->buf + t->at);
+        d = (struct dirent64_ *)(t->buf + t->at);
         t->at += d->reclen;
         if (!strcmp(d->name, ".") || !strcmp(d->name, ".."))
             continue;

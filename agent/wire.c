@@ -365,11 +365,6 @@ bool wire_busy(void)
     return (ready_head && outq_len(&out) < OUT_HIGH) || (intake_stalled() && !wire_full());
 }
 
-bool wire_flushed(void)
-{
-    return outq_len(&out) == 0;
-}
-
 bool wire_turn(void)
 {
     unsigned turns = 0;

@@ -48,7 +48,6 @@ bool wire_full(void);    /* the host must read before it may ask for more */
 bool wire_turn(void);
 /* True if some stream could go on right now. */
 bool wire_busy(void);
-bool wire_flushed(void);
 /* While held nothing is sent but what is queued already, and nothing served but a THAW or HELLO: what else comes is
  * read, kept, and served after the hold. */
 void wire_hold(bool held);
