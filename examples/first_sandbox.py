@@ -43,8 +43,6 @@ def main() -> int:
             console.print(f"[red]{error}[/red]\nWhat this machine lacks: [bold]sloplet doctor[/bold]")
             return 1
         timings()
-    console.print()
-    console.print("Next: [bold]sloplet run -- COMMAND[/bold], [bold]sloplet shell[/bold], and the README.")
     return 0 if survived else 1
 
 

@@ -168,3 +168,11 @@ def test_the_example(reader: Reader) -> None:
     assert [line.split("  ")[0] for line in lines if line.endswith(" passed")] == ["(len(values) or 1)"]
     assert len(lines) == 6
     assert (reader.here / "fixed" / "mean.py").read_text().endswith("/ (len(values) or 1)\n")
+
+
+def test_the_show(reader: Reader) -> None:
+    """What scripts/try ends with; it checks by itself what it shows."""
+    example = PAGE.parents[1] / "examples" / "live_state.py"
+    code, printed = reader.shell(f"{sys.executable} -W error {example}")
+    assert code == 0, printed
+    assert printed.count("✓") == 6, printed
