@@ -6,8 +6,10 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+from archive_helpers import export, receive
 from snapshot_helpers import FORMAT, World
-from state_helpers import NOBODY
+from state_helpers import NOBODY, as_nobody, open_folder
 
 
 def test_modes_and_owners(tmp_path: Path) -> None:
@@ -28,4 +30,38 @@ def test_modes_and_owners(tmp_path: Path) -> None:
         assert (stat.S_IMODE(info.st_mode), info.st_uid) == (mode, os.geteuid())
     assert stat.S_IMODE(world.home.snapshots.stat().st_mode) == 0o700
     world.check_whole()
+    world.close()
+
+
+def test_nobody_else_reads_them_in_a_home_that_was_copied() -> None:
+    """By something that keeps no modes, or under a umask of its own."""
+    with open_folder() as folder:
+        world = World(folder / "home")
+        made = world.save(world.sandbox())
+        world.close()
+        pages = world.folder(made) / "pages.img"
+        for path in (world.home.path, world.home.snapshots):
+            path.chmod(0o755)
+        assert as_nobody(pages.read_bytes), "the case in question"
+        again = World(world.home.path)
+        again.check_whole()
+        assert stat.S_IMODE(world.home.snapshots.stat().st_mode) == 0o700
+        again.close()
+        if os.geteuid() == 0:
+            with pytest.raises(PermissionError):
+                as_nobody(pages.read_bytes)
+
+
+def test_no_umask_opens_them(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        world = World(tmp_path / "home")
+        export(world, tmp_path / "archive")
+        receive(world, tmp_path / "archive")
+        world.save(world.sandbox())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "archive").stat().st_mode) == 0o600
+    for path in (world.home.path, world.home.snapshots):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
     world.close()

@@ -46,7 +46,7 @@ def test_made_private_on_demand(tmp_path: Path) -> None:
     home = Home(tmp_path / "deep" / "er" / "home")
     assert not (tmp_path / "deep").exists()
     home.open()
-    for folder in (home.path, home.sandboxes, home.images, home.cache, home.run, home.owners):
+    for folder in (home.path, home.sandboxes, home.images, home.cache, home.run, home.owners, home.snapshots):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Home(home.path).open().path == home.path
 

@@ -48,13 +48,9 @@ def clean_up() -> Report:
     from ..state.reaper import reap
     from ..state.store import Store
 
-    def engine_reap(engine: str, sandbox_id: str) -> None:
-        for name in [engine] if engine else registry.all_names():
-            registry.load(name).reap(sandbox_id)
-
     home = Home()
     store = Store(home)
     try:
-        return reap(home, store, engine_reap)
+        return reap(home, store, registry.reap)
     finally:
         store.close()

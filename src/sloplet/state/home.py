@@ -92,6 +92,8 @@ class Home:
             if not self.snapshots.is_dir():  # made last, and missing in a home of an older version
                 for name in _FOLDERS:
                     (self.path / name).mkdir(0o700, exist_ok=True)
+            elif self.snapshots.stat().st_mode & 0o077:  # a home that was copied: the memory of sandboxes lies there
+                self.snapshots.chmod(0o700)
         except OSError as error:
             raise unwritable(self.path, error) from error
         self._opened = True
