@@ -590,6 +590,13 @@ class Pool:
         finally:
             self._idle.append(nursery)
 
+    def whole(self, op: str, **more: Any) -> dict[str, Any]:
+        """Not cut off. Threads meet differently each time, and one run makes up to twice as many calls as another: of
+        three the shortest, so that a sample is of calls that are made, or the longest if all N are taken."""
+        runs = list(self._threads.map(lambda _: self.point(op, **more), range(3)))
+        broken = [line for run in runs for line in run["broken"]]
+        return {**sorted(runs, key=lambda run: run["count"])[-1 if ALL else 0], "broken": broken}
+
     def points(self, op: str, numbers: list[int], **more: Any) -> Iterator[dict[str, Any]]:
         return self._threads.map(lambda at: self.point(op, at, **more), numbers)
 

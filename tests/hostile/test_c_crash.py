@@ -61,7 +61,7 @@ def test_c01_killed_at_any_call(op: str, request: pytest.FixtureRequest) -> None
         pytest.skip(nurseries.hello["failed"])
     if ("process" if "process-rung" in op else "container") not in nurseries.hello["engines"]:
         pytest.skip("that engine cannot run here")
-    whole = nurseries.point(op)
+    whole = nurseries.whole(op)
     assert whole["broken"] == [], "not even without a crash"
     total = whole["count"]
     assert total > 15, "positive control: the calls of the operation are seen"
