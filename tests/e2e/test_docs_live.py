@@ -175,4 +175,4 @@ def test_the_show(reader: Reader) -> None:
     example = PAGE.parents[1] / "examples" / "live_state.py"
     code, printed = reader.shell(f"{sys.executable} -W error {example}")
     assert code == 0, printed
-    assert printed.count("✓") == 6, printed
+    assert printed.count("✓") == 7, printed
