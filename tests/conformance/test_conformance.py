@@ -11,7 +11,8 @@ pytest.register_assert_rewrite("sloplet.testing.conformance")
 from sloplet.engines import registry  # noqa: E402
 from sloplet.testing.conformance import *  # noqa: E402, F403
 
-#: A sandbox of gVisor's takes a tenth of a second to make: it is spared what is refused before any kernel sees it ...
+#: What is refused before any kernel sees it is the same for everyone, and gVisor, whose sandboxes take longer to make,
+#: is spared it ...
 _BEFORE_ANY_KERNEL = {"TestBadCommands", "TestBadInput", "TestBadPlaces"}
 #: ... and an ordinary user runs what his rights, his ids and his kind of disk have to do with: the rest is gVisor's
 #: kernel and our agent, the same as for root.
@@ -19,6 +20,10 @@ _DIFFERS = {
     "TestDeath", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents",
     "TestSnapshots",
 }  # fmt: skip
+
+
+def same_for_everyone(tests: str) -> bool:
+    return tests in _BEFORE_ANY_KERNEL
 
 
 def engines_for(tests: str) -> tuple[str, ...]:
