@@ -148,6 +148,7 @@ def test_remove_never_follows_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "keep" / "file").exists()
 
 
+@pytest.mark.anyone
 def test_remove_copes_with_depth_on_few_descriptors(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     for level in range(5000):
@@ -214,6 +215,7 @@ def test_remove_of_nothing(tmp_path: Path) -> None:
         os.close(fd)
 
 
+@pytest.mark.anyone
 def test_remove_of_many(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for folder in range(20):

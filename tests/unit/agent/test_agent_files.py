@@ -237,6 +237,7 @@ def test_list(box: AgentClient, tmp_path: Path) -> None:
     assert box.call(Op.LIST, (Tag.PATH, "."), (Tag.DEPTH, 0)).error == errno.EINVAL
 
 
+@pytest.mark.anyone
 def test_ten_thousand_entries(bare: AgentClient, tmp_path: Path) -> None:
     for i in range(10_000):
         (tmp_path / f"many-{i % 10}").mkdir(exist_ok=True)
@@ -267,6 +268,7 @@ def make_deep(top: Path, depth: int) -> None:
         os.chdir(here)
 
 
+@pytest.mark.anyone
 def test_very_deep_trees(bare: AgentClient, tmp_path: Path) -> None:
     make_deep(tmp_path / "deep", 5000)
     records = bare.call(Op.LIST, (Tag.PATH, "deep"), (Tag.FLAGS, ListFlag.RECURSIVE)).records()
