@@ -15,7 +15,7 @@ from agent_helpers import SANITIZED, Marker, anonymous_kib, eventually
 from agentclient import AGENT, AgentClient, frame
 from sloplet.wire.schema import INITIAL_CREDIT, CtrlKind, ExecFlag, FrameType, Op, Tag
 
-pytestmark = [pytest.mark.anyone, pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built here")]
+pytestmark = pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built here")
 
 
 # -- EXEC
