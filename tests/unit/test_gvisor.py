@@ -33,7 +33,7 @@ def build(machine: Machine, *, image: ResolvedImage | None = None, **spec: objec
     return (
         *shell.first_steps(request, machine, decided),
         *shell.fixed_steps(chosen, machine, VIEW, "/opt/runsc", b"ELF"),
-        *shell.last_steps(request, machine, decided),
+        *shell.last_steps(request, decided),
     )
 
 

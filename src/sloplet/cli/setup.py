@@ -14,7 +14,6 @@ from .output import EXIT_OURS, complain, plain, print_json
 
 if TYPE_CHECKING:
     from ..setup.perform import Outcome
-    from ..setup.plan import Step
 
 
 @click.command(
@@ -53,7 +52,7 @@ def setup_(target: str, yes: bool, dry_run: bool, as_json: bool) -> int:
         if as_json:
             print_json({"steps": [step.to_dict() for step in steps]})
         return 0
-    if work and not yes and not _agreed(work):
+    if work and not yes and not _agreed():
         return EXIT_OURS
     say = _quiet if as_json else _Progress()
     outcomes = []
@@ -70,7 +69,7 @@ def setup_(target: str, yes: bool, dry_run: bool, as_json: bool) -> int:
 _LABELS = {"done": "here", "package": "install", "fetch": "fetch", "manual": "by hand"}
 
 
-def _agreed(work: list[Step]) -> bool:
+def _agreed() -> bool:
     if not os.isatty(0):
         raise SpecError("there is nobody to ask whether to go on", hint="add --yes")
     return click.confirm("Go on?", default=True, err=True)

@@ -122,7 +122,7 @@ class GvisorEngine(JailRung):
             lambda: shell.fixed_steps(request.image, self.machine, self._view, program, self._agent),
         )
         first = encode_steps(shell.first_steps(request, self.machine, decided))
-        return frame(first + fixed + encode_steps(shell.last_steps(request, self.machine, decided)))
+        return frame(first + fixed + encode_steps(shell.last_steps(request, decided)))
 
     async def start(self, request: StartRequest) -> Instance:
         facts = self.machine

@@ -65,7 +65,7 @@ def fixed_steps(image: ResolvedImage, machine: Machine, view: host.HostView, pro
     return [*mounts.trees, shown, *mounts.steps]
 
 
-def last_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
+def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
     """The sandbox's own name, the shell, and the pivot."""
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(jail.hostname(request.spec, request.id))

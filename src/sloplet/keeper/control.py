@@ -63,7 +63,7 @@ class Control:
             if method not in _ANY_VERSION and not client.same_version:
                 from .server import other_version
 
-                raise other_version(client)
+                raise other_version()
             if method == "create":
                 await self._create(client, stream, SandboxSpec.from_dict(params["spec"]))
             elif method == "events":

@@ -233,7 +233,7 @@ class Client:
         self._hold(size)
         try:
             if not self.same_version:
-                raise other_version(self)
+                raise other_version()
             back = cast(HostStream, await self.server.runtime.open(sandbox_id, request))
             self.using.add(sandbox_id)
         except SlopletError as error:
@@ -260,7 +260,7 @@ class Client:
             self._mux.resume()
 
 
-def other_version(client: Client) -> KeeperError:
+def other_version() -> KeeperError:
     return KeeperError(
         f"the keeper (pid {os.getpid()}) is of sloplet {__version__}, this program of another version",
         hint="use that version, or end its sandboxes with `sloplet rm`",
