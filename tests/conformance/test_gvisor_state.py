@@ -18,7 +18,7 @@ from sloplet.engines.machine import machine
 from sloplet.errors import SaveFailed, StartFailed
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
-from sloplet.testing.leaks import adopted_orphans, settled, snapshot
+from sloplet.testing.leaks import Snapshot, adopted_orphans, settled, snapshot
 from sloplet.wire.schema import Op
 
 #: Counts in its memory, and says so to whoever connects.
@@ -156,6 +156,10 @@ async def test_a_damaged_state(folder: Path) -> None:
         assert (await box.run("true")).ok
 
 
+def pids(seen: Snapshot) -> set[int]:
+    return {int(line.split()[0]) for line in seen.processes}
+
+
 @asynchronous
 async def test_given_up_at_any_moment(folder: Path) -> None:
     """Who is cancelled while it starts or is restored leaves no process and no group."""
@@ -172,11 +176,12 @@ async def test_given_up_at_any_moment(folder: Path) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    before = snapshot()
+    known = pids(snapshot())
     made.clear()
     for number in range(8):
         await give_up(number * 0.025, folder if number % 2 else None)
-    assert snapshot().processes == before.processes
+    after = snapshot()
+    assert pids(after) <= known, after.processes  # what others left may end or wake meanwhile
     assert len(made) == 8
     assert [cgroups.find_leftovers(machine().cgroup, each) for each in made] == [()] * 8
 
@@ -263,6 +268,7 @@ asyncio.run(main())
 
 def test_a_killed_holder_leaves_nothing(folder: Path) -> None:
     home = Home().open()
+    (home.sandboxes / "tests").mkdir(exist_ok=True)
     command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent), str(folder)]
     with adopted_orphans():
         before = snapshot(home.path)
