@@ -22,7 +22,7 @@
 #define MOST (32 * 1024)
 #define WORDS 1024
 #define FDS 4
-#define MOST_WAITING 2
+#define MOST_WAITING 1 /* each is one more process that a restore has to bring up */
 #define LATER (50 * MSEC) /* the one that was taken is back by then, or stays away for long */
 
 /* What the shim needs to know; after it come cwd, workdir, path, the arguments and the variables, each with its NUL. */
