@@ -1,4 +1,4 @@
-/* Shims that wait for a command on a socket. In gVisor a new address space costs some ten milliseconds, twice: for the
+/* The shim that waits for a command on a socket. In gVisor a new address space costs some ten milliseconds, twice: for the
  * fork, and for every page that either side writes afterwards. So a shim is forked ahead, and takes the next command
  * when the tree of the last is gone.
  *
@@ -22,8 +22,7 @@
 #define MOST (32 * 1024)
 #define WORDS 1024
 #define FDS 4
-#define MOST_WAITING 1 /* each is one more process that a restore has to bring up */
-#define LATER (50 * MSEC) /* the one that was taken is back by then, or stays away for long */
+#define LATER (500 * MSEC) /* the one that was taken is back by then, or stays away for long */
 
 /* What the shim needs to know; after it come cwd, workdir, path, the arguments and the variables, each with its NUL. */
 struct job {
@@ -33,11 +32,11 @@ struct job {
     bool pty;
 };
 
-static struct waiting {
+/* One at most: each more is a process that a restore has to bring up. */
+static struct {
     pid_t pid;
     int fd;
-} waiting[MOST_WAITING];
-static int count;
+} waiting = {0, -1};
 static int64_t due = NEVER;
 
 static bool put(char *text, size_t *used, const char *word)
@@ -178,10 +177,12 @@ static void spare_make(void)
 
 void spare_back(pid_t pid, int fd)
 {
-    if (count < MOST_WAITING)
-        waiting[count++] = (struct waiting){pid, fd};
-    else
-        close(fd);
+    if (waiting.fd >= 0) {
+        close(fd); /* then it ends */
+        return;
+    }
+    waiting.pid = pid;
+    waiting.fd = fd;
 }
 
 void spare_soon(void)
@@ -195,7 +196,7 @@ int64_t spare_timer(int64_t now)
     if (now < due)
         return due;
     due = NEVER;
-    if (!count)
+    if (waiting.fd < 0)
         spare_make();
     return NEVER;
 }
@@ -211,21 +212,18 @@ pid_t spare_take(struct spawn *s)
 
     if (!agent_own_kernel || guest.null_fd < 0)
         return -1;
-    due = now_ns() + LATER;
-    if (!count || !(data.iov_len = pack(s, text)))
+    due = earlier(due, now_ns() + LATER);
+    if (waiting.fd < 0 || !(data.iov_len = pack(s, text)))
         return -1;
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof fds);
     memcpy(CMSG_DATA(header), fds, sizeof fds);
-    while (count) {
-        struct waiting last = waiting[--count];
-        kill(last.pid, SIGCONT); /* a command of the same user may have stopped it; a stranger by now is none the worse */
-        if (sendmsg(last.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0) {
-            s->jobs = last.fd;
-            return last.pid;
-        }
-        close(last.fd); /* it is dead */
-    }
-    return -1;
+    kill(waiting.pid, SIGCONT); /* a command of the same user may have stopped it; a stranger by now is none the worse */
+    if (sendmsg(waiting.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0)
+        s->jobs = waiting.fd;
+    else
+        close(waiting.fd); /* it is dead */
+    waiting.fd = -1;
+    return s->jobs < 0 ? -1 : waiting.pid;
 }

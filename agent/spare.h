@@ -1,10 +1,10 @@
-/* Shims that wait for their command, where forking is dear (gVisor). */
+/* A shim that waits for its command, where forking is dear (gVisor). */
 #ifndef SLOPLET_SPARE_H
 #define SLOPLET_SPARE_H
 
 #include "spawn.h"
 
-/* Hands a command to a shim that waits: its pid, and s->jobs; or -1 where there is none that can take it. */
+/* Hands a command to the shim that waits: its pid, and s->jobs; or -1 where there is none that can take it. */
 pid_t spare_take(struct spawn *s);
 /* The shim waits again; `jobs` is its socket, the agent's end. */
 void spare_back(pid_t pid, int jobs);
