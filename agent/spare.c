@@ -143,16 +143,16 @@ __attribute__((noreturn)) static void spare_main(int fd, pid_t agent)
 {
     static struct job job;
     struct spawn s = {.jobs = fd};
+    int failed;
 
     shim_enter(&s, agent);
-    if (s.error) /* the sandbox is full now, but may not be when there is a job */
-        _exit(0);
+    failed = s.error; /* then every command fails so */
     shim_settle(&s, guest.null_fd);
     for (;;) {
         block_signals(false);
         await_job(&s, &job);
         block_signals(true);
-        s.error = 0;
+        s.error = failed;
         s.error_part = PART_FORK;
         shim_run(&s);
     }
@@ -213,7 +213,11 @@ pid_t spare_take(struct spawn *s)
     if (!agent_own_kernel || guest.null_fd < 0)
         return -1;
     due = earlier(due, now_ns() + LATER);
-    if (waiting.fd < 0 || !(data.iov_len = pack(s, text)))
+    if (!(data.iov_len = pack(s, text)))
+        return -1;
+    if (waiting.fd < 0)
+        spare_make();
+    if (waiting.fd < 0)
         return -1;
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;

@@ -4,7 +4,7 @@
 
 #include "spawn.h"
 
-/* Hands a command to the shim that waits: its pid, and s->jobs; or -1 where there is none that can take it. */
+/* Hands a command to the shim that waits, or to a new one: its pid, and s->jobs; or -1 where none can take it. */
 pid_t spare_take(struct spawn *s);
 /* The shim waits again; `jobs` is its socket, the agent's end. */
 void spare_back(pid_t pid, int jobs);
