@@ -14,6 +14,7 @@
 #include "ops.h"
 #include "proc.h"
 #include "proctab.h"
+#include "spare.h"
 
 #define DEFAULT_LIMIT (2000 * MSEC)
 #define LONGEST_LIMIT (60000 * MSEC)
@@ -27,6 +28,7 @@ static int64_t since;
 static bool serving; /* frozen, but the wire is not held */
 static bool thawing; /* since the THAW was seen, until it is answered in its turn */
 static int woken;
+static bool nobody; /* there was none to stop, and no command that could make one */
 
 static bool stopped(char state)
 {
@@ -137,6 +139,8 @@ static void stop_all(struct proctab *t)
     for (struct proc *p = proc_list; p; p = p->next)
         if (!p->shim_gone)
             kill(p->shim, SIGCONT);
+    if (spare_waiting())
+        kill(spare_waiting(), SIGCONT);
 }
 
 static bool slept(pid_t pid)
@@ -167,6 +171,17 @@ static int count_running(struct proctab *t, int looks, int *still)
     return running;
 }
 
+static bool none_to_stop(const struct proctab *t)
+{
+    for (const struct proc *p = proc_list; p; p = p->next)
+        if (!p->shim_gone)
+            return false;
+    for (size_t i = 0; i < t->count; i++)
+        if (t->all[i].in && !dead(&t->all[i]))
+            return false;
+    return true;
+}
+
 /* Stops everyone. Who could not be stopped in time, or -1 where nobody can be seen. */
 static int stop_everyone(int64_t limit, int *still)
 {
@@ -177,6 +192,10 @@ static int stop_everyone(int64_t limit, int *still)
     if (proctab_load(&asleep))
         return -1;
     mark_members(&asleep);
+    *still = 0;
+    nobody = none_to_stop(&asleep);
+    if (nobody)
+        return 0;
     find_levels(&asleep);
     for (unsigned level = 0; level < LEVELS && stop_level(&asleep, level); level++)
         ;
@@ -214,7 +233,9 @@ static int wake_everyone(void)
 
 void freeze_end(bool thaw_follows)
 {
-    woken = wake_everyone();
+    woken = nobody ? 0 : wake_everyone();
+    if (nobody)
+        proctab_free(&asleep);
     proc_postpone(now_ns() - since);
     thawing = thaw_follows;
     serving = false;

@@ -365,5 +365,5 @@ bool proc_is_shim(pid_t pid)
     for (struct proc *p = proc_list; p; p = p->next)
         if (p->shim == pid && !p->shim_gone)
             return true;
-    return false;
+    return pid == spare_waiting();
 }

@@ -3,8 +3,8 @@
  * when the tree of the last is gone.
  *
  * It holds nothing of the agent's but /proc, /dev/null and its socket, nothing of a command's, and has joined the
- * commands' group already. While it waits it is a process like any other to FREEZE and to SHUTDOWN; it may die at any
- * time, and then the next shim is forked as ever. */
+ * commands' group already. FREEZE leaves it alone, as it does every shim; it may die at any time, and then another is
+ * forked. */
 #define _GNU_SOURCE
 #include "spare.h"
 
@@ -183,6 +183,11 @@ void spare_back(pid_t pid, int fd)
     }
     waiting.pid = pid;
     waiting.fd = fd;
+}
+
+pid_t spare_waiting(void)
+{
+    return waiting.fd < 0 ? 0 : waiting.pid;
 }
 
 void spare_soon(void)

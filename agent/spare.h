@@ -6,6 +6,8 @@
 
 /* Hands a command to the shim that waits, or to a new one: its pid, and s->jobs; or -1 where none can take it. */
 pid_t spare_take(struct spawn *s);
+/* The pid of the shim that waits, or 0. */
+pid_t spare_waiting(void);
 /* The shim waits again; `jobs` is its socket, the agent's end. */
 void spare_back(pid_t pid, int jobs);
 /* Makes the next one when it is due; when to come again. */

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .controller import SandboxInfo
 from .engines.base import Engine, Instance, ResolvedImage
@@ -16,6 +16,7 @@ from .spec import SandboxSpec
 from .wire.fields import Fields
 from .wire.mux import HostMux
 from .wire.schema import FreezeFlag, HelloFlag, Op, Tag
+from .wire.streams import HostStream
 
 T = TypeVar("T")
 _RING = 262144
@@ -124,12 +125,22 @@ async def freeze(live: Live, *, silent: bool = True) -> None:
         ) from None
 
 
-async def thaw(live: Live) -> None:
-    """Let it go on. One that is dead or does not answer is its watcher's matter."""
+def thaw(live: Live) -> Coroutine[Any, Any, None]:
+    """Let it go on: whatever is asked of it after this call finds it going. To await is to wait until it does. One that
+    is dead or does not answer is its watcher's matter."""
     live.mux.let_go()
     try:
+        stream = live.mux.open(Fields((Tag.OP, int(Op.THAW))))
+    except SlopletError:
+        stream = None
+    return _thawed(stream)
+
+
+async def _thawed(stream: HostStream | None) -> None:
+    try:
         async with asyncio.timeout(_FREEZE_ANSWER):
-            await live.mux.open(Fields((Tag.OP, int(Op.THAW)))).result()
+            if stream is not None:
+                await stream.result()
     except (TimeoutError, SlopletError):
         pass
 

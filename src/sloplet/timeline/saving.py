@@ -112,7 +112,9 @@ class Saving:
                 yield still
             finally:
                 if not still.stays and not live.ending:
-                    await asyncio.shield(thaw(live))
+                    going_on = self._runtime.background(thaw(live))
+                    if not silent:  # else nobody can see the difference: all goes over the wire, and comes after it
+                        await asyncio.shield(going_on)
         finally:
             if not still.stays:
                 gate, live.gate = live.gate, None
