@@ -192,6 +192,7 @@ void landlock_enforce(int ruleset);
 void seccomp_install(uint64_t bits);
 int seccomp_no_metadata(void);
 void seccomp_no_membarrier(void);
+int seccomp_no_user_namespaces(void);
 
 /* supervise.c */
 void hold_signals(void);

@@ -266,9 +266,15 @@ asyncio.run(main())
 """
 
 
+async def start_once() -> None:
+    async with started():
+        pass
+
+
 def test_a_killed_holder_leaves_nothing(folder: Path) -> None:
     home = Home().open()
     (home.sandboxes / "tests").mkdir(exist_ok=True)
+    asyncio.run(start_once())  # what a home keeps for all its sandboxes is there
     command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent), str(folder)]
     with adopted_orphans():
         before = snapshot(home.path)

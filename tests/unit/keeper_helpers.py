@@ -21,6 +21,8 @@ from sloplet.keeper.connection import peer_of
 
 T = TypeVar("T")
 SOURCE = str(Path(sloplet.__file__).parent.parent)
+#: A program that makes a sandbox with a name, and says its id.
+CREATE = "from sloplet import Sandbox; b = Sandbox('dev', engine='fake'); b.start(); print(b.id)"
 
 
 class Keeping:

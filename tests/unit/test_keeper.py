@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from keeper_helpers import Keeping, alive, end, keeping, wait_for
+from keeper_helpers import CREATE, Keeping, alive, end, keeping, wait_for
 
 from sloplet.errors import (
     KeeperError,
@@ -28,7 +28,6 @@ from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
 
 pytestmark = pytest.mark.anyone
-CREATE = "from sloplet import Sandbox; b = Sandbox('dev', engine='fake'); b.start(); print(b.id)"
 
 
 @pytest.fixture

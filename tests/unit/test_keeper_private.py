@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from keeper_helpers import Keeping, keeping
-
-CREATE = "from sloplet import Sandbox; b = Sandbox('dev', engine='fake'); b.start(); print(b.id)"
+from keeper_helpers import CREATE, Keeping, keeping
 
 
 @pytest.fixture

@@ -133,16 +133,20 @@ class Saving:
         """Save a running sandbox, which then goes on: while what was saved is hashed and put on record."""
         draft = await self._runtime.off_loop(self._runtime.saved.begin)
         publishing: asyncio.Task[Snapshot] | None = None
+
+        def publish(kind: str) -> asyncio.Task[Snapshot]:
+            return asyncio.ensure_future(self._publish(draft, live, role, kind, name=name, note=note))
+
         try:
             if saves(live.engine):
                 async with self._standing_still(live):
                     await self._write(live, draft)
-                    publishing = asyncio.ensure_future(self._publish(draft, live, role, "live", name=name, note=note))
+                    publishing = publish("live")
             elif live.engine.probe().capabilities.disk_snapshots:
                 share = await self._shares(live, draft)
                 async with self._standing_still(live, silent=False):
                     await disk.pack(live, draft, share)
-                    publishing = asyncio.ensure_future(self._publish(draft, live, role, "disk", name=name, note=note))
+                    publishing = publish("disk")
             else:
                 raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
             return await publishing
