@@ -266,16 +266,25 @@ asyncio.run(main())
 """
 
 
-async def start_once() -> None:
+ONCE = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from gvisor_kit import started
+
+async def main():
     async with started():
         pass
+
+asyncio.run(main())
+"""
 
 
 def test_a_killed_holder_leaves_nothing(folder: Path) -> None:
     home = Home().open()
     (home.sandboxes / "tests").mkdir(exist_ok=True)
-    asyncio.run(start_once())  # what a home keeps for all its sandboxes is there
-    command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent), str(folder)]
+    kit = str(Path(__file__).parent)
+    subprocess.run([sys.executable, "-c", ONCE, kit], check=True)  # what a home keeps for all its sandboxes is there
+    command = [sys.executable, "-c", HOLDER, kit, str(folder)]
     with adopted_orphans():
         before = snapshot(home.path)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
