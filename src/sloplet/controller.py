@@ -9,13 +9,18 @@ whether that is a pipe away or a socket and a relay away.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .engines.base import Guarantee, HostStats
 from .spec import SandboxSpec
 from .wire.fields import Fields
+
+if TYPE_CHECKING:
+    from .netspec import NetworkSpec
+    from .network.asks import Ask
+    from .network.log import Decision
 
 
 class Data(NamedTuple):
@@ -161,10 +166,32 @@ class Diff:
 
 
 @dataclass(frozen=True)
+class Port:
+    """A port of a sandbox that this machine can reach."""
+
+    inside: int
+    address: str  #: the address here that is listened on
+    outside: int
+
+    @property
+    def url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+        return f"http://[{host}]:{self.outside}" if ":" in host else f"http://{host}:{self.outside}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"inside": self.inside, "address": self.address, "outside": self.outside, "url": self.url}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Port:
+        return Port(int(data["inside"]), str(data["address"]), int(data["outside"]))
+
+
+@dataclass(frozen=True)
 class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
     paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress, import.progress,
-    checkpoint.failed, sleep.failed, pool.failed, and events.lost for a reader that was too slow."""
+    checkpoint.failed, sleep.failed, pool.failed, network.allowed, network.denied, network.failed, port.failed, and
+    events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str
@@ -179,7 +206,45 @@ _Infos = list[SandboxInfo]  # spelled here: inside Controller, `list` is its met
 _Snapshots = list[Snapshot]
 
 
-class Controller(Protocol):
+class NetworkController(Protocol):
+    """What is decided about a sandbox's network, outside of it (docs/network.md). Part of ``Controller``."""
+
+    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+        """Another policy, at once; open connections that it does not allow are cut. SpecError where the sandbox was not
+        made for it: without a network, or without inspection."""
+
+    async def network(self, sandbox_id: str) -> NetworkSpec:
+        """The policy as it is now."""
+
+    async def network_log(self, sandbox_id: str, *, after: int = 0, limit: int = 1000) -> list[Decision]:
+        """Decisions with a larger ``seq`` than ``after``, oldest first, ``limit`` at most. One whose connection is open
+        comes again, with a ``seq`` of its own, when that has ended."""
+
+    async def learned(self, sandbox_id: str) -> NetworkSpec:
+        """The smallest policy that allows what the sandbox has reached so far."""
+
+    async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
+        """The values behind placeholders, by the secrets' names; None: forget it. They are kept in memory only."""
+
+    def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
+        """What waits to be decided, and what comes. While somebody listens here, undecided connections wait for an
+        answer; otherwise they are refused."""
+
+    async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
+        """``once``, ``always``, ``never`` or ``no``. One that was answered already, or waits no more, is let be."""
+
+    async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
+        """Listen here for a port of the sandbox; a connection wakes one that sleeps. Idempotent; ``host_port`` 0: the
+        one that is there, or any that is free. PortUnavailable."""
+
+    async def ports(self, sandbox_id: str) -> list[Port]:
+        """What is listened on for it, by the port inside."""
+
+    async def unexpose(self, sandbox_id: str, port: int) -> None:
+        """Listen no more, and cut what is connected. Idempotent."""
+
+
+class Controller(NetworkController, Protocol):
     """Holds sandboxes. ``ref`` is an id or a name; everything raises from the ``errors`` tree only."""
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:

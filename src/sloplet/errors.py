@@ -21,6 +21,7 @@
     │   ├── SandboxMismatch               it exists with other settings than asked for now
     │   ├── SandboxDead                   it ended, or its engine died
     │   ├── SandboxPaused                 it was paused while this was going on
+    │   ├── PortUnavailable               a port of this machine cannot be listened on
     │   └── SandboxClosed                 this object was closed
     ├── SnapshotError                     about a saved state: a snapshot, a template, an archive
     │   ├── SnapshotNotFound (LookupError)
@@ -153,6 +154,10 @@ class SandboxClosed(SandboxError):
 
 
 class SandboxPaused(SandboxError):
+    pass
+
+
+class PortUnavailable(SandboxError):
     pass
 
 
