@@ -1,0 +1,1 @@
+"""What a sandbox may reach, decided on the host, by name: policy, inspection, relay, log."""

@@ -1,0 +1,75 @@
+"""The world outside, as the host reaches it: names to addresses, addresses to sockets. Tests put in another."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+PATIENCE = 10.0  # seconds, for an answer of the resolver, and for a connection
+_RESOLVERS = 16  # at the same time
+_MOST = 32  # addresses of a name that are looked at
+
+
+class Upstream(Protocol):
+    #: a file with certificates that are trusted besides the machine's own; None: only those
+    cafile: str | None
+
+    async def resolve(self, name: str) -> list[str]:
+        """Its addresses as text, v4 before v6; [] if there is no such name. OSError if that cannot be found out."""
+
+    async def connect(self, address: str, port: int) -> socket.socket:
+        """A connected socket that does not block, to exactly that address. OSError."""
+
+
+class System:
+    """This machine's resolver and network."""
+
+    def __init__(self, cafile: str | None = None, *, patience: float = PATIENCE) -> None:
+        self.cafile = cafile
+        self._patience = patience
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def resolve(self, name: str) -> list[str]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="sloplet-names")
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, name)
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"no thread can be started: {error}") from error
+        try:
+            async with asyncio.timeout(self._patience):
+                return await work
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, f"the resolver did not answer within {self._patience:g} s") from None
+
+    async def connect(self, address: str, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(self._patience):
+                await asyncio.get_running_loop().sock_connect(made, (address, port))
+        except TimeoutError:
+            made.close()
+            raise OSError(errno.ETIMEDOUT, f"no answer within {self._patience:g} s") from None
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+
+def _look_up(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+            return []
+        raise OSError(errno.EAGAIN, f"the resolver failed: {error.strerror}") from error
+    except UnicodeError:
+        return []
+    addresses = dict.fromkeys(str(item[4][0]).partition("%")[0] for item in found)
+    return sorted(addresses, key=lambda address: ":" in address)[:_MOST]
