@@ -55,6 +55,9 @@ enum {
     OP_THAW = 33,
     OP_CHANGES = 34,
     OP_UNPACK = 35,
+    OP_DIAL = 36,
+    OP_CONNECT = 50,
+    OP_RESOLVE = 51,
     OP_CONTROL = 100,
 };
 
@@ -126,10 +129,18 @@ enum {
     TAG_BODY = 65,
     TAG_GENERATION = 66,
     TAG_ENTRY = 67,
+    TAG_PORT = 68,
+    TAG_ADDRESS = 69,
+    TAG_DENIED = 70,
 };
 
 enum {
     HELLO_FLAG_NO_USERS = 1,
+    HELLO_FLAG_EGRESS = 2,
+};
+
+enum {
+    FEATURE_EGRESS = 1,
 };
 
 enum {

@@ -55,7 +55,8 @@ def hello_fields(instance: Instance, generation: str) -> Fields:
     """Who it is from now on. A restored one takes all of it, fresh entropy too, before anything in it goes on."""
     config = instance.hello
     fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
-    fields.add(Tag.FLAGS, int(HelloFlag.NO_USERS) if config.no_users else 0)
+    flags = (HelloFlag.NO_USERS if config.no_users else 0) | (HelloFlag.EGRESS if config.egress else 0)
+    fields.add(Tag.FLAGS, int(flags))
     fields.add(Tag.ENTROPY, secrets.token_bytes(32))
     fields.add(Tag.GENERATION, f"{generation}-{secrets.token_hex(8)}")
     if config.home is not None:

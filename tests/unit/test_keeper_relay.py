@@ -343,7 +343,7 @@ def test_a_client_that_asks_and_never_reads_is_not_read_either() -> None:
             flooding = asyncio.ensure_future(flood())
             last = await settled(lambda: sent)
             assert last < 3000
-            biggest = max(client._mux._out_size for client in world.server.clients)
+            biggest = max(client._mux._outgoing.size for client in world.server.clients)
             assert biggest < 8 << 20
             await (await world.open()).result()  # others are served
             flooding.cancel()

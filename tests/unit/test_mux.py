@@ -43,7 +43,7 @@ class Peer:
         theirs.setblocking(False)
         self.mux = HostMux(self.fd, self.fd)
         self.mux.hello(Fields())
-        self.decoder = FrameDecoder(FROM_HOST, wide=True)
+        self.decoder = FrameDecoder(FROM_HOST | {FrameType.REPLY, FrameType.CLOSE}, wide=True)
         self.frames: list[Frame] = []
 
     async def send(self, *data: bytes) -> None:
@@ -317,7 +317,7 @@ END = encode_frame(FrameType.END, 1, b"", 1)
         HELLO,
         data(1, b"x", 0),
         data(3, b"x"),
-        data(2, b"x"),
+        data(2, b"x", 0),
         encode_frame(FrameType.CLOSE, 99, b""),
         encode_frame(FrameType.REPLY, 5, b""),
         encode_frame(FrameType.CREDIT, 7, struct.pack("<I", 1)),
@@ -379,7 +379,7 @@ def test_a_flood_of_pings_is_not_kept() -> None:
         flood = asyncio.ensure_future(peer.send(encode_frame(FrameType.PING, 0, bytes(64)) * 100_000))
         most = 0
         while peer.mux.error is None:  # and no answer is read
-            most = max(most, peer.mux._out_size)
+            most = max(most, peer.mux._outgoing.size)
             await asyncio.sleep(0)
         flood.cancel()
         await asyncio.gather(flood, return_exceptions=True)

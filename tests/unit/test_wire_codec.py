@@ -113,9 +113,10 @@ def _raw(length: int, kind: int, channel: int, zero: int, stream: int) -> bytes:
         _raw(0, 8, 0, 0, 0),  # CLOSE on stream 0
         _raw(0, 1, 0, 0, 1),  # HELLO on a stream
         _raw(65, 10, 0, 0, 0),  # PING of 65 bytes
-        _raw(0, 2, 0, 0, 1),  # OPEN, RESET, CTRL from an agent
-        _raw(0, 9, 0, 0, 1),
-        _raw(0, 6, 0, 0, 1),
+        _raw(MAX_PAYLOAD + 1, 2, 0, 0, 2),  # only the host's OPEN may be large
+        _raw(1, 9, 0, 0, 2),  # RESET with a payload
+        _raw(0, 2, 0, 0, 0),  # OPEN on stream 0
+        _raw(0, 6, 0, 0, 1),  # CTRL from an agent
     ],
 )
 def test_broken_rules_are_refused_at_once(header: bytes) -> None:
@@ -213,7 +214,7 @@ _PREFIXES = {
     "MKDIR_FLAG_": schema.MkdirFlag, "REMOVE_FLAG_": schema.RemoveFlag, "MOVE_FLAG_": schema.MoveFlag,
     "WATCH_FLAG_": schema.WatchFlag, "WATCH_MASK_": schema.WatchMask, "CTRL_": schema.CtrlKind,
     "FILE_TYPE_": schema.FileType, "CHANGES_FLAG_": schema.ChangesFlag, "LISTING_FLAG_": schema.ListingFlag,
-    "CHANGE_FLAG_": schema.ChangeFlag, "FREEZE_FLAG_": schema.FreezeFlag,
+    "CHANGE_FLAG_": schema.ChangeFlag, "FREEZE_FLAG_": schema.FreezeFlag, "FEATURE_": schema.Feature,
 }  # fmt: skip
 
 

@@ -125,6 +125,7 @@ class HelloConfig:
     hostname: str | None = None
     #: bytes that the agent's watchdog holds the sandbox to as a whole; None where a cgroup does
     memory: int | None = None
+    egress: bool = False  #: the agent serves what programs connect to, and DNS
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Connection:
         fd = connected.detach()
         self._close = weakref.finalize(self, os.close, fd)
         self._close.atexit = False
-        self.mux = KeeperMux(fd, fd, on_lost=self._on_lost)
+        self.mux = KeeperMux(fd, fd, on_lost=self._on_lost, refuse=False)
 
     async def greet(self) -> None:
         """Exchange HELLO. Nothing is asked before: a keeper that is just leaving has then done nothing for us."""

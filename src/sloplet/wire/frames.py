@@ -18,13 +18,14 @@ _TYPES: list[FrameType | None] = [None] * 256
 for _type in FrameType:
     _TYPES[_type] = _type
 
-#: What each side may receive.
+#: What each side may receive. Which of these on whose streams is the multiplexer's to know.
 FROM_AGENT = frozenset(
     {
-        FrameType.HELLO, FrameType.DATA, FrameType.END, FrameType.CREDIT,
-        FrameType.REPLY, FrameType.CLOSE, FrameType.PING, FrameType.PONG,
+        FrameType.HELLO, FrameType.OPEN, FrameType.DATA, FrameType.END, FrameType.CREDIT,
+        FrameType.REPLY, FrameType.CLOSE, FrameType.RESET, FrameType.PING, FrameType.PONG,
     }
 )  # fmt: skip
+#: From an opener that answers nothing itself: a keeper's client. A sandbox's host also sends REPLY and CLOSE.
 FROM_HOST = frozenset(
     {
         FrameType.HELLO, FrameType.OPEN, FrameType.DATA, FrameType.END, FrameType.CREDIT,
@@ -40,11 +41,15 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def encode_frame(type: FrameType, stream: int, payload: bytes = b"", channel: int = 0) -> bytes:
+def encode_header(type: FrameType, stream: int, length: int, channel: int = 0) -> bytes:
     most = MAX_OPEN if type in _WIDE else MAX_PAYLOAD
-    if len(payload) > most:
-        raise ValueError(f"a {type.name} frame holds at most {most} bytes, not {len(payload)}")
-    return _HEADER.pack(len(payload), type, channel, 0, stream) + payload
+    if length > most:
+        raise ValueError(f"a {type.name} frame holds at most {most} bytes, not {length}")
+    return _HEADER.pack(length, type, channel, 0, stream)
+
+
+def encode_frame(type: FrameType, stream: int, payload: bytes = b"", channel: int = 0) -> bytes:
+    return encode_header(type, stream, len(payload), channel) + payload
 
 
 class FrameDecoder:

@@ -1,8 +1,8 @@
 """The multiplexer: many streams over one pair of file descriptors, on the running event loop.
 
-``HostMux`` opens streams (the library, a keeper's client); ``AgentMux`` answers them (the keeper towards
-its clients, the fake engine). Both are bounded: a stream buffers at most its credit, the output queue has a
-high-water mark, and a peer that breaks a rule of docs/wire.md loses the connection.
+``HostMux`` opens streams (the library, a keeper's client), and answers those that an agent opens; ``AgentMux`` only
+answers (the keeper towards its clients, the fake engine). Both are bounded: a stream buffers at most its credit, the
+output queue has a high-water mark, and a peer that breaks a rule of docs/wire.md loses the connection.
 
 All methods belong to the loop's thread. Reads and writes are raw non-blocking system calls, because
 a round trip is the product's pulse: asyncio's transports cost about twice as much here.
@@ -19,7 +19,8 @@ from typing import Any
 
 from ..errors import ProtocolError, SlopletError, WireClosed, from_dict
 from .fields import Fields, decode_fields
-from .frames import FROM_AGENT, FROM_HOST, Frame, FrameDecoder, encode_frame
+from .frames import FROM_AGENT, FROM_HOST, Frame, FrameDecoder, encode_header
+from .outgoing import Outgoing
 from .schema import MAX_PAYLOAD, MAX_STREAMS, VERSION, FrameType, Op, Tag
 from .streams import AgentStream, HostStream, Waiters
 
@@ -27,6 +28,9 @@ __all__ = ["AgentMux", "AgentStream", "HostMux", "HostStream", "request"]
 
 _READ_SIZE = 65536
 _HIGH_WATER = 1 << 20
+_OPENERS = frozenset({FrameType.OPEN, FrameType.RESET})
+_ANSWERERS = frozenset({FrameType.REPLY, FrameType.CLOSE})
+_JOINED = 4096  # a payload up to here is cheaper to copy than to hand over apart from its header
 
 
 class Mux:
@@ -45,38 +49,31 @@ class Mux:
         on_lost: Callable[[SlopletError], None] | None,
     ) -> None:
         self._read_fd = read_fd
-        self._write_fd = write_fd
         self._decoder = decoder
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._out: deque[bytes] = deque()
-        self._out_size = 0
-        self._writing = False
+        self._outgoing = Outgoing(write_fd, self._on_drained, self._cannot_write)
         self._error: SlopletError | None = None
         self._lost = False
         self._pauses = 0
         self._choked = False
         self._room = Waiters()
+        self._when_room: list[Callable[[], None]] = []
         self._hello: Fields | None = None
         self._hello_waiters = Waiters()
-        self._later: list[bytes] | None = None  # what is held back
         self.heard = 0  # how often something came from the other side
         self._pongs = 0
         self._pulse = Waiters()
         os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
         self._loop.add_reader(read_fd, self._on_readable)
 
     def hold(self) -> None:
         """Keep what is written from now on until ``let_go``: the other side is to be saved between two frames."""
-        if self._later is None:
-            self._later = []
+        self._outgoing.hold()
 
     def let_go(self) -> None:
         """Send what was held back. Idempotent."""
-        later, self._later = self._later, None
-        for data in later or ():
-            self._send(data)
+        self._outgoing.let_go()
 
     def set_on_lost(self, on_lost: Callable[[SlopletError], None]) -> None:
         self._on_lost = on_lost
@@ -99,7 +96,7 @@ class Mux:
 
     @property
     def congested(self) -> bool:
-        return self._out_size > _HIGH_WATER
+        return self._outgoing.size > _HIGH_WATER
 
     @property
     def error(self) -> SlopletError | None:
@@ -114,6 +111,14 @@ class Mux:
         while self.congested:
             self.check()
             await self._room.wait()
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call it once, when there is no congestion any more or the connection is lost; for relays. At once if there
+        is none now."""
+        if self.congested and not self._lost:
+            self._when_room.append(callback)
+        else:
+            callback()
 
     async def answers(self) -> None:
         """Return once the other side has answered a PING: it lives, and reads what it is sent."""
@@ -132,64 +137,26 @@ class Mux:
     def write(self, type: FrameType, stream: int, payload: bytes = b"", channel: int = 0) -> None:
         if self._lost:
             return
-        data = encode_frame(type, stream, payload, channel)
-        if self._later is not None:
-            self._later.append(data)
+        head = encode_header(type, stream, len(payload), channel)
+        if len(payload) <= _JOINED:
+            self._outgoing.put(head + payload)
         else:
-            self._send(data)
-
-    def _send(self, data: bytes) -> None:
-        if self._lost:
-            return
-        if not self._out:
-            try:
-                sent = os.write(self._write_fd, data)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                self._cannot_write(error)
-                return
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self._out.append(data)
-        self._out_size += len(data)
-        if not self._writing:
-            self._writing = True
-            self._loop.add_writer(self._write_fd, self._on_writable)
-        if self._out_size > 4 * _HIGH_WATER and self._patient and not self._choked:
+            self._outgoing.put(head, payload)
+        if self._patient and not self._choked and self._outgoing.size > 4 * _HIGH_WATER:
             self._choked = True
             self.pause()
 
-    def _on_writable(self) -> None:
-        while self._out:
-            data = self._out[0]
-            try:
-                sent = os.write(self._write_fd, data)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._cannot_write(error)
-                self._out.clear()
-                self._out_size = 0
-                break
-            self._out_size -= sent
-            if sent < len(data):
-                self._out[0] = data[sent:]
-                return
-            self._out.popleft()
-        self._writing = False
-        self._loop.remove_writer(self._write_fd)
+    def _on_drained(self) -> None:
         if self._choked:
             self._choked = False
             self.resume()
         self._room.wake()
+        calls, self._when_room = self._when_room, []
+        for call in calls:
+            call()
 
     def _cannot_write(self, error: OSError) -> None:
-        # If nobody reads, our reading side will see EOF and tell the reason; what we say no longer matters. Otherwise
-        # (no memory for the pipe's pages) a frame is lost, and its stream would wait for ever.
-        if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-            self._loop.call_soon(self._broken, WireClosed(f"the connection broke: {error.strerror}"))
+        self._loop.call_soon(self._broken, WireClosed(f"the connection broke: {error.strerror}"))
 
     def _broken(self, error: SlopletError) -> None:
         if not self._lost:
@@ -226,7 +193,7 @@ class Mux:
         elif self._hello is None:
             raise ProtocolError(f"{frame.type.name} before HELLO")
         elif frame.type is FrameType.PING:
-            if self._out_size > MAX_PAYLOAD:
+            if self._outgoing.size > MAX_PAYLOAD:
                 raise ProtocolError("PINGs without reading the answers")
             self.write(FrameType.PONG, 0, frame.payload)
         elif frame.type is FrameType.PONG:
@@ -244,16 +211,15 @@ class Mux:
     def forget(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
 
+    def _everybody(self) -> list[Any]:
+        return list(self._streams.values())
+
     def _detach(self) -> None:
         """Stop using the fds. They are the owner's to close."""
         if not self._lost:
             self._lost = True
             self._loop.remove_reader(self._read_fd)
-            if self._writing:
-                self._writing = False
-                self._loop.remove_writer(self._write_fd)
-            self._out.clear()
-            self._out_size = 0
+            self._outgoing.stop()
 
     def _connection_lost(self, error: SlopletError) -> None:
         self._detach()
@@ -267,15 +233,19 @@ class Mux:
         self._detach()
         if self._error is None:
             self._error = error
-        for stream in list(self._streams.values()):
+        for stream in self._everybody():
             stream._waiters.wake()
-        self._room.wake()
+        self._on_drained()
         self._pulse.wake()
         self._hello_waiters.wake()
 
 
 class HostMux(Mux):
-    """The opener's side. ``annotate`` may add fields to a result as it passes (out-of-memory kills)."""
+    """The opener's side. ``annotate`` may add fields to a result as it passes (out-of-memory kills).
+
+    ``accept`` is called with each stream that the agent opens (even ids); it must see that ``close`` is called once,
+    also after a reset. Without it OPEN is answered with EACCES, or, if not ``refuse``, breaks the protocol.
+    """
 
     stream_type: type[HostStream] = HostStream
 
@@ -286,11 +256,21 @@ class HostMux(Mux):
         *,
         on_lost: Callable[[SlopletError], None] | None = None,
         annotate: Callable[[HostStream, Fields], Fields] | None = None,
+        accept: Callable[[AgentStream], None] | None = None,
+        refuse: bool = True,
     ) -> None:
         super().__init__(read_fd, write_fd, FrameDecoder(FROM_AGENT), on_lost)
         self.annotate = annotate
         self._streams: dict[int, HostStream] = {}
         self._next = 1
+        self._accept = accept
+        self._refuse = refuse
+        self._served: dict[int, AgentStream] = {}
+        self._last_served = 0
+        self._closing: deque[int] = deque()  # where in the outgoing bytes the CLOSEs of served streams end
+
+    def set_accept(self, accept: Callable[[AgentStream], None] | None) -> None:
+        self._accept = accept
 
     def open(self, request: Fields) -> HostStream:
         self.check()
@@ -305,11 +285,64 @@ class HostMux(Mux):
         """Whether anything was asked that has not been answered to its end."""
         return bool(self._streams)
 
+    @property
+    def serving(self) -> int:
+        """How many streams of the agent's are open."""
+        return len(self._served)
+
+    def forget(self, stream_id: int) -> None:
+        if self._served.pop(stream_id, None) is not None:
+            self._closing.append(self._outgoing.end)
+        else:
+            super().forget(stream_id)
+
+    def _everybody(self) -> list[Any]:
+        return [*self._streams.values(), *self._served.values()]
+
     def _on_stream_frame(self, frame: Frame) -> None:
+        if frame.stream % 2 == 0:
+            self._on_agents_stream(frame)
+            return
         stream = self._streams.get(frame.stream)
-        if stream is None:
+        if stream is None or frame.type in _OPENERS:
             raise ProtocolError(f"{frame.type.name} for stream {frame.stream}, which is not open")
         stream._handle(frame)
+
+    def _on_agents_stream(self, frame: Frame) -> None:
+        if frame.type in _ANSWERERS:
+            raise ProtocolError(f"{frame.type.name} for stream {frame.stream}, which is the agent's own")
+        if frame.type is FrameType.OPEN:
+            self._on_open(frame)
+        elif frame.stream in self._served:
+            self._served[frame.stream]._handle(frame)
+        elif frame.stream > self._last_served:
+            raise ProtocolError(f"{frame.type.name} for stream {frame.stream}, which was never opened")
+        # else: closed already; it crossed our CLOSE on the wire
+
+    def _on_open(self, frame: Frame) -> None:
+        if frame.stream <= self._last_served or (self._accept is None and not self._refuse):
+            raise ProtocolError(f"OPEN with stream id {frame.stream}")
+        while self._closing and self._closing[0] <= self._outgoing.sent:
+            self._closing.popleft()
+        if len(self._closing) > MAX_STREAMS:
+            raise ProtocolError("streams are opened and opened without reading the answers")
+        self._last_served = frame.stream
+        stream = AgentStream(self, frame.stream, decode_fields(frame.payload))
+        full = len(self._served) >= MAX_STREAMS
+        self._served[frame.stream] = stream
+        if full:
+            stream.refuse(errno.EMFILE, "too many streams are open at once")
+        elif self._accept is None:
+            stream.refuse(errno.EACCES, "this sandbox has no network")
+        else:
+            self._try_accept(self._accept, stream)
+
+    def _try_accept(self, accept: Callable[[AgentStream], None], stream: AgentStream) -> None:
+        try:
+            accept(stream)
+        except Exception as error:  # whatever it is, no agent may wait for ever, and nothing is let through
+            stream.refuse(errno.EIO, "the host failed to serve this")
+            self._loop.call_exception_handler({"message": "a sandbox's stream could not be served", "exception": error})
 
 
 class AgentMux(Mux):
@@ -338,7 +371,7 @@ class AgentMux(Mux):
             stream = AgentStream(self, frame.stream, decode_fields(frame.payload))
             self._streams[frame.stream] = stream
             if len(self._streams) > MAX_STREAMS:
-                stream.close(Fields((Tag.ERRNO, 24), (Tag.MESSAGE, "too many streams are open at once")))
+                stream.refuse(errno.EMFILE, "too many streams are open at once")
                 return
             self._accept(stream)
             return

@@ -60,6 +60,9 @@ class Op(IntEnum):
     THAW = 33
     CHANGES = 34
     UNPACK = 35
+    DIAL = 36
+    CONNECT = 50
+    RESOLVE = 51
     CONTROL = 100
 
 
@@ -131,6 +134,9 @@ class Tag(IntEnum):
     BODY = 65
     GENERATION = 66
     ENTRY = 67
+    PORT = 68
+    ADDRESS = 69
+    DENIED = 70
 
 
 #: Tags whose value is an 8-byte signed integer; all others hold bytes.
@@ -142,13 +148,18 @@ INTEGER_TAGS = frozenset(
         Tag.EXIT_CODE, Tag.TIMED_OUT, Tag.OUT_TOTAL, Tag.ERR_TOTAL, Tag.OUT_LOST, Tag.ERR_LOST,
         Tag.CPU_US, Tag.MAXRSS, Tag.WALL_US, Tag.OOM, Tag.OFFSET, Tag.LENGTH, Tag.BYTES, Tag.MODE,
         Tag.DEPTH, Tag.TYPE, Tag.SIZE, Tag.UID, Tag.GID, Tag.MTIME_NS, Tag.MASK, Tag.MEMORY, Tag.PIDS,
-        Tag.DISK_USED, Tag.DISK_TOTAL, Tag.UPTIME_MS,
+        Tag.DISK_USED, Tag.DISK_TOTAL, Tag.UPTIME_MS, Tag.PORT,
     }
 )  # fmt: skip
 
 
 class HelloFlag(IntFlag):
     NO_USERS = 1
+    EGRESS = 2
+
+
+class Feature(IntFlag):
+    EGRESS = 1
 
 
 class ExecFlag(IntFlag):

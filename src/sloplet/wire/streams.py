@@ -19,7 +19,7 @@ from .frames import Frame
 from .schema import INITIAL_CREDIT, MAX_CREDIT, MAX_PAYLOAD, Channel, FrameType, Tag
 
 if TYPE_CHECKING:
-    from .mux import AgentMux, HostMux, Mux
+    from .mux import HostMux, Mux
 
 _MERGE = 8192
 _CREDIT = struct.Struct("<I")
@@ -263,11 +263,9 @@ class HostStream(BaseStream):
 
 
 class AgentStream(BaseStream):
-    """The answering end: the keeper's, or the fake engine's."""
+    """The answering end: the keeper's, the fake engine's, or a host's that an agent asks something of."""
 
-    _mux: AgentMux
-
-    def __init__(self, mux: AgentMux, stream_id: int, request: Fields) -> None:
+    def __init__(self, mux: Mux, stream_id: int, request: Fields) -> None:
         super().__init__(mux, stream_id)
         self.request = request
         self.was_reset = False
@@ -287,8 +285,18 @@ class AgentStream(BaseStream):
             self._mux.forget(self.id)
             self._waiters.wake()
 
+    def refuse(self, error: int, message: str) -> None:
+        self.close(Fields((Tag.ERRNO, error), (Tag.MESSAGE, message)))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     async def send(self, data: bytes, channel: int = Channel.OUT) -> None:
         await self._send(data, channel)
+
+    def send_now(self, data: bytes, channel: int = Channel.OUT) -> int:
+        return super().send_now(data, channel)
 
     def _dead(self) -> bool:
         return self._closed or self._sent_end or self.was_reset
@@ -318,6 +326,8 @@ class AgentStream(BaseStream):
 
     def _handle(self, frame: Frame) -> None:
         if frame.type is FrameType.DATA:
+            if frame.channel != Channel.IN:
+                raise ProtocolError("the request's DATA is on the answer's channel")
             self._on_data(frame)
         elif frame.type is FrameType.CREDIT:
             self._on_credit(frame.payload)
