@@ -37,6 +37,7 @@ from .wire.mux import HostMux, HostStream
 from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
+    from .network.ports import Ports
     from .pools import Pools
     from .timeline import Origin, Timeline
 
@@ -55,6 +56,7 @@ class Holder:
 
     timeline: Timeline
     pools: Pools
+    exposed: Ports
 
     def __init__(self, home: Home | None = None, *, holder: str = "embedded") -> None:
         self.home = home or Home()
@@ -76,8 +78,8 @@ class Holder:
 
     @property
     def held(self) -> int:
-        """How many sandboxes this process holds, or is about to (a wake, a fork)."""
-        return len(self._live) + self.timeline.at_work
+        """How many sandboxes this process holds, is about to (a wake, a fork), or listens for while they sleep."""
+        return len(self._live) + self.timeline.at_work + len(self.exposed.holders() - self._live.keys())
 
     @property
     def changing(self) -> bool:
@@ -87,6 +89,11 @@ class Holder:
     def holds(self, sandbox_id: str) -> bool:
         """Whether that sandbox is in this process."""
         return sandbox_id in self._live
+
+    def is_awake(self, sandbox_id: str) -> bool:
+        """Whether it runs just now, and nothing stands still."""
+        live = self._live.get(sandbox_id)
+        return live is not None and not live.ending and live.gate is None
 
     def pids(self, sandbox_id: str) -> tuple[int, ...]:
         """The host's pids of a sandbox (benchmarks, leak checks)."""
@@ -184,6 +191,7 @@ class Holder:
         self._live[live.info.id] = live
         live.watcher = self.background(self._watch(live))
         self.timeline.tend(live)
+        self.exposed.begin(live.info.id)
 
     async def discard(self, live: Live) -> None:
         """End one that was brought up and is not wanted after all."""
@@ -295,6 +303,7 @@ class Holder:
         """The one way a held sandbox goes for good. Runs as a task of its own, so nobody's cancellation stops it."""
         sandbox_id = live.info.id
         died = event == "died"
+        self.exposed.close(sandbox_id)
 
         def finish() -> None:
             if died and self.holder == "keeper":
@@ -352,6 +361,7 @@ class Holder:
             return
         self._over = True
         self.pools.end_now()
+        self.exposed.forget()
         lives, self._live = list(self._live.values()), {}
         for live in lives:
             live.ending = True  # a loop that still runs must not end it a second time
@@ -377,6 +387,7 @@ class Holder:
             close_fds(live.instance)
         self._live = {}
         self.pools.close_in_child()
+        self.exposed.forget()
 
     # -- small things ----------------------------------------------------------------
 

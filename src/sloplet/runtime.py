@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from .controller import Diff, Event, SandboxInfo, Snapshot, Stream
+from .controller import Diff, Event, Port, SandboxInfo, Snapshot, Stream
 from .engines.base import Guarantee, HostStats, StartRequest
 from .errors import SandboxNotFound, SlopletError, StartFailed
 from .holder import NO_ROOM, Holder
@@ -22,6 +22,7 @@ from .live import (
     ask_to_end,
     within,
 )
+from .network.ports import Ports
 from .pools import Pools
 from .spec import SandboxSpec
 from .state.home import Home, new_id
@@ -32,6 +33,7 @@ from .wire.schema import Op, Tag
 T = TypeVar("T")
 _Infos = list[SandboxInfo]  # spelled here: inside Runtime, `list` is its method
 _Snapshots = list[Snapshot]
+_Ports = list[Port]
 _OVERDUE = 2.0  # a command still there that long after its time: is the agent itself?
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
 
@@ -43,6 +45,7 @@ class Runtime(Holder):
         super().__init__(home, holder=holder)
         self.timeline = Timeline(self)
         self.pools = Pools(self)
+        self.exposed = Ports(self, self.is_awake)
         _runtimes.add(self)
 
     # -- making ----------------------------------------------------------------------
@@ -239,6 +242,21 @@ class Runtime(Holder):
     async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
         return await self.timeline.load(path, name=name)
 
+    # -- ports -----------------------------------------------------------------------
+
+    async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
+        if self.held_live(sandbox_id) is None and not await self.timeline.asleep(sandbox_id):
+            raise self.not_held(sandbox_id)
+        return self.exposed.expose(sandbox_id, port, host_port, address)
+
+    async def ports(self, sandbox_id: str) -> _Ports:
+        return self.exposed.list(sandbox_id)
+
+    async def unexpose(self, sandbox_id: str, port: int) -> None:
+        self.exposed.unexpose(sandbox_id, port)
+        if self.on_gone is not None:
+            self.on_gone()
+
     # -- ending ----------------------------------------------------------------------
 
     async def kill(self, sandbox_id: str) -> None:
@@ -252,6 +270,7 @@ class Runtime(Holder):
             if ours:
                 return
         # It was dead or paused, or just died: its record goes now, and all that was saved of it.
+        self.exposed.close(sandbox_id)
         async with self.timeline.turn(sandbox_id):
             if sandbox_id not in self._live:
                 record = await self.on_state(lambda: _maybe(lambda: self.store.record(sandbox_id)))
@@ -278,6 +297,7 @@ class Runtime(Holder):
 
     async def aclose(self) -> None:
         await self.pools.close()
+        self.exposed.close_all()
         await asyncio.gather(*(self.kill(sandbox_id) for sandbox_id in list(self._live)))
         while self._tasks:
             await asyncio.wait(set(self._tasks))

@@ -94,12 +94,12 @@ class Sleeping(Saving):
                 await live.gate.wait()
             elif live is not None and not live.ending:
                 return live
-            elif live is None and await self._asleep(sandbox_id):
+            elif live is None and await self.asleep(sandbox_id):
                 await self.resume(sandbox_id)
             elif runtime.find_live(sandbox_id) is live:  # else somebody has just woken it
                 raise runtime.not_held(sandbox_id)
 
-    async def _asleep(self, sandbox_id: str) -> bool:
+    async def asleep(self, sandbox_id: str) -> bool:
         """Whether it can go on from something that was saved (or somebody is about to make it)."""
         try:
             info = await self._record(sandbox_id)
@@ -124,6 +124,7 @@ class Sleeping(Saving):
         if before.state not in ("paused", "dead") or before.saved is None or runtime.holds(sandbox_id):
             raise runtime.not_held(sandbox_id, before)
         if before.expires_at is not None and before.expires_at <= time.time():
+            runtime.exposed.close(sandbox_id)
             await runtime.delete_saved(sandbox_id)
             await runtime.on_state(lambda: runtime.forget("", sandbox_id))
             raise SandboxNotFound(f"the sandbox {before.name or before.id} is gone: its time to live was over")
