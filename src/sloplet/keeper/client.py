@@ -25,6 +25,7 @@ from ..wire.schema import MAX_OPEN, Op, Tag
 from . import LEAVING, from_body, to_body
 from .connection import HELLO_TIMEOUT, Connection, connect
 from .history import KeeperHistory
+from .network import KeeperNetwork
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -37,7 +38,7 @@ _ANY_VERSION = ("find", "list", "kill", "status")
 _NOBODY = object()  # the answer of a keeper that does not run
 
 
-class KeeperClient(KeeperHistory):
+class KeeperClient(KeeperHistory, KeeperNetwork):
     """See ``Controller`` for what each method promises. ``start`` False: never start a keeper."""
 
     def __init__(self, home: Home, *, start: bool = True) -> None:
@@ -109,11 +110,7 @@ class KeeperClient(KeeperHistory):
         return HostStats(**found)
 
     def events(self, sandbox_id: str | None = None) -> AsyncIterator[Event]:
-        connection, stream = self._connection, None
-        if connection is not None and not connection.lost and connection.same_version:
-            # At once, so that nothing which is asked after this call is missed.
-            stream = connection.mux.open(_request("events", sandbox=sandbox_id))
-        return self._events(sandbox_id, stream)
+        return _events(self._subscribe("events", sandbox_id))
 
     async def aclose(self) -> None:
         """Let go of the connection. The keeper and its sandboxes go on, and the next call connects again."""
@@ -223,7 +220,14 @@ class KeeperClient(KeeperHistory):
             await loop.run_in_executor(None, start, self.home)
         raise KeeperError("the keeper leaves as soon as it has started", hint="see its log in SLOPLET_HOME/run")
 
-    async def _events(self, sandbox_id: str | None, stream: HostStream | None) -> AsyncIterator[Event]:
+    def _subscribe(self, method: str, sandbox_id: str | None) -> AsyncIterator[Any]:
+        connection, stream = self._connection, None
+        if connection is not None and not connection.lost and connection.same_version:
+            # At once, so that nothing which is asked after this call is missed.
+            stream = connection.mux.open(_request(method, sandbox=sandbox_id))
+        return self._told(method, sandbox_id, stream)
+
+    async def _told(self, method: str, sandbox_id: str | None, stream: HostStream | None) -> AsyncIterator[Any]:
         if stream is None:
             connection = await self._connected()
             if connection is None:
@@ -231,13 +235,13 @@ class KeeperClient(KeeperHistory):
                     raise await self._why_not(sandbox_id)
                 raise KeeperError("no keeper runs, so nothing happens", hint="`sloplet create` starts one")
             connection.check_version()
-            stream = connection.mux.open(_request("events", sandbox=sandbox_id))
+            stream = connection.mux.open(_request(method, sandbox=sandbox_id))
         decoder = RecordDecoder()
         try:
             await stream.started()
             while (piece := await stream.recv()) is not None:
                 for record in decoder.feed(piece.data):
-                    yield Event(**from_body(record.raw(Tag.BODY)))
+                    yield from_body(record.raw(Tag.BODY))
             await stream.result()
         finally:
             stream.reset()
@@ -283,6 +287,11 @@ class KeeperClient(KeeperHistory):
             return not_here(await self.find(sandbox_id))
         except SandboxNotFound as error:
             return error
+
+
+async def _events(source: AsyncIterator[Any]) -> AsyncIterator[Event]:
+    async for item in source:
+        yield Event(**item)
 
 
 async def _call(connection: Connection, request: Fields) -> Any:

@@ -2,7 +2,7 @@
 
 The answer is the CLOSE's BODY ``{"result": ...}``; one that is too large for a frame comes as DATA before it. An
 error is ``{"error": ...}`` of the ``errors`` tree. ``create`` answers with a REPLY and waits for the client's END:
-so it knows whether anybody heard of the sandbox. ``events`` sends records until RESET.
+so it knows whether anybody heard of the sandbox. ``events`` and ``asks`` send records until RESET.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,8 @@ from ..wire.fields import Fields, encode_record
 from ..wire.mux import AgentStream
 from ..wire.schema import Tag
 from . import LEAVING, MAX_BODY, error_close, to_body
-from .history import HistoryMethods
+from .history import HistoryMethods, Method
+from .network import NetworkMethods
 
 if TYPE_CHECKING:
     from .server import Client, Server
@@ -43,7 +44,8 @@ class Control:
         self._runtime = server.runtime
         self.creating = 0
         self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name, while one or more try to make it
-        self._history = HistoryMethods(server)
+        self._network = NetworkMethods(server)
+        self._changes: dict[str, Method] = {**HistoryMethods(server).methods, **self._network.methods}
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "find": self._find,
             "list": self._list,
@@ -68,9 +70,11 @@ class Control:
                 await self._create(client, stream, SandboxSpec.from_dict(params["spec"]))
             elif method == "events":
                 await self._events(stream, params.get("sandbox"))
+            elif method == "asks":
+                await _tell(stream, _bodies(self._network.asks(str(params["sandbox"]))))
             elif method in self._methods:
                 await _answer(stream, await self._methods[method](params))
-            elif method in self._history.methods:
+            elif method in self._changes:
                 await _answer(stream, await _while_wanted(stream, self._change(client, method, params)))
             else:
                 raise KeeperError(f"the keeper knows no {method!r}")
@@ -87,7 +91,7 @@ class Control:
         try:
             if params.get("sandbox") is not None:
                 await self._settled(str(params["sandbox"]))
-            return await self._history.methods[method](client, params)
+            return await self._changes[method](client, params)
         except SandboxNotFound as error:
             raise await self.why_closed(str(params.get("sandbox")), error) from None
         finally:
@@ -229,21 +233,7 @@ class Control:
     async def _events(self, stream: AgentStream, sandbox: str | None) -> None:
         if sandbox is not None:
             await self._asked({"sandbox": sandbox}, self._runtime.stats)  # it must be there
-        source = self._runtime.events(sandbox)
-        stream.reply(Fields())
-
-        async def send() -> None:
-            async for event in source:
-                await stream.send(encode_record(Fields((Tag.BODY, _event_body(event)))))
-
-        sending, ended = asyncio.ensure_future(send()), asyncio.ensure_future(stream.reset_or_closed())
-        try:
-            await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sending.cancel()
-            ended.cancel()
-            await asyncio.gather(sending, ended, return_exceptions=True)
-        stream.close(Fields())
+        await _tell(stream, _event_bodies(self._runtime.events(sandbox)))
 
 
 def left_over(info: SandboxInfo) -> bool:
@@ -320,6 +310,34 @@ async def _heard(stream: AgentStream) -> bool:
     except SlopletError:
         return False
     return not stream.was_reset
+
+
+async def _tell(stream: AgentStream, bodies: AsyncIterator[bytes]) -> None:
+    """One record after the other, until there are no more or nobody listens. Who gave us ``bodies`` listens already."""
+    stream.reply(Fields())
+
+    async def send() -> None:
+        async for body in bodies:
+            await stream.send(encode_record(Fields((Tag.BODY, body))))
+
+    sending, ended = asyncio.ensure_future(send()), asyncio.ensure_future(stream.reset_or_closed())
+    try:
+        await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sending.cancel()
+        ended.cancel()
+        await asyncio.gather(sending, ended, return_exceptions=True)
+    stream.close(Fields())
+
+
+async def _event_bodies(source: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    async for event in source:
+        yield _event_body(event)
+
+
+async def _bodies(source: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    async for item in source:
+        yield to_body(item.to_dict())
 
 
 def _event_body(event: Event) -> bytes:

@@ -1,0 +1,164 @@
+"""A sandbox's network through the keeper: the methods it answers, and the client's side of them.
+
+Values of secrets are in the request's body and in the runtime's memory, and nowhere in between: nothing here logs or
+repeats what it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..controller import Port
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from ..netspec import NetworkSpec
+    from ..network.asks import Ask
+    from ..network.log import Decision
+    from ..runtime import Runtime
+    from .history import Method
+    from .server import Client, Server
+
+MOST_ROWS = 10_000  # of a log, in one answer
+
+
+class NetworkMethods:
+    """The keeper's side."""
+
+    def __init__(self, server: Server) -> None:
+        self._runtime: Runtime = server.runtime
+        self.methods: dict[str, Method] = {
+            "set_network": self._set_network,
+            "network": self._network,
+            "network_log": self._network_log,
+            "learned": self._learned,
+            "set_secrets": self._set_secrets,
+            "answer": self._answer,
+            "expose": self._expose,
+            "ports": self._ports,
+            "unexpose": self._unexpose,
+        }
+
+    def asks(self, sandbox: str) -> AsyncIterator[Ask]:
+        """From this call on, so that what is run next is asked about."""
+        return self._runtime.asks(sandbox)
+
+    async def _set_network(self, client: Client, params: dict[str, Any]) -> Any:
+        from ..netspec import NetworkSpec
+
+        await self._runtime.set_network(params["sandbox"], NetworkSpec.from_dict(params["network"]))
+
+    async def _network(self, client: Client, params: dict[str, Any]) -> Any:
+        return (await self._runtime.network(params["sandbox"])).to_dict()
+
+    async def _network_log(self, client: Client, params: dict[str, Any]) -> Any:
+        limit = min(int(params["limit"]), MOST_ROWS)
+        return await _rows(self._runtime.network_log(params["sandbox"], after=int(params["after"]), limit=limit))
+
+    async def _learned(self, client: Client, params: dict[str, Any]) -> Any:
+        return (await self._runtime.learned(params["sandbox"])).to_dict()
+
+    async def _set_secrets(self, client: Client, params: dict[str, Any]) -> Any:
+        values = params["values"]
+        if not isinstance(values, dict) or not all(
+            value is None or isinstance(value, str) for value in values.values()
+        ):
+            raise SpecError("the values of secrets must be texts")
+        await self._runtime.set_secrets(params["sandbox"], values)
+
+    async def _answer(self, client: Client, params: dict[str, Any]) -> Any:
+        await self._runtime.answer(params["sandbox"], int(params["ask"]), str(params["verdict"]))
+
+    async def _expose(self, client: Client, params: dict[str, Any]) -> Any:
+        made = await self._runtime.expose(
+            params["sandbox"], params["port"], host_port=params["host_port"], address=params["address"]
+        )
+        return made.to_dict()
+
+    async def _ports(self, client: Client, params: dict[str, Any]) -> Any:
+        return [port.to_dict() for port in await self._runtime.ports(params["sandbox"])]
+
+    async def _unexpose(self, client: Client, params: dict[str, Any]) -> Any:
+        await self._runtime.unexpose(params["sandbox"], params["port"])
+
+
+class KeeperNetwork:
+    """The client's side: part of ``KeeperClient``. See ``Controller`` for what each method promises."""
+
+    async def _do(self, method: str, **params: Any) -> Any:
+        """Ask a keeper of our version, started if there is none, for what may be asked once only."""
+        raise NotImplementedError
+
+    async def _look(self, method: str, offline: Callable[[Runtime], Awaitable[Any]], **params: Any) -> Any:
+        """Ask the keeper that runs or, where none does, the records. JSON, or what ``offline`` gives."""
+        raise NotImplementedError
+
+    def _subscribe(self, method: str, sandbox_id: str | None) -> AsyncIterator[Any]:
+        """What the keeper tells from now on, as JSON."""
+        raise NotImplementedError
+
+    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+        await self._do("set_network", sandbox=sandbox_id, network=network.to_dict())
+
+    async def network(self, sandbox_id: str) -> NetworkSpec:
+        from ..netspec import NetworkSpec
+
+        found = await self._look("network", lambda runtime: _dict(runtime.network(sandbox_id)), sandbox=sandbox_id)
+        return NetworkSpec.from_dict(found)
+
+    async def network_log(self, sandbox_id: str, *, after: int = 0, limit: int = 1000) -> list[Decision]:
+        from ..network.log import Decision
+
+        found = await self._look(
+            "network_log",
+            lambda runtime: _rows(runtime.network_log(sandbox_id, after=after, limit=limit)),
+            sandbox=sandbox_id,
+            after=after,
+            limit=limit,
+        )
+        return [Decision.from_dict(item) for item in found]
+
+    async def learned(self, sandbox_id: str) -> NetworkSpec:
+        from ..netspec import NetworkSpec
+
+        found = await self._look("learned", lambda runtime: _dict(runtime.learned(sandbox_id)), sandbox=sandbox_id)
+        return NetworkSpec.from_dict(found)
+
+    async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
+        await self._do("set_secrets", sandbox=sandbox_id, values=dict(values))
+
+    def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
+        return _asks(self._subscribe("asks", sandbox_id))
+
+    async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
+        await self._do("answer", sandbox=sandbox_id, ask=ask_id, verdict=verdict)
+
+    async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
+        return Port.from_dict(
+            await self._do("expose", sandbox=sandbox_id, port=port, host_port=host_port, address=address)
+        )
+
+    async def ports(self, sandbox_id: str) -> list[Port]:
+        async def offline(runtime: Runtime) -> list[Any]:
+            return []  # nobody listens
+
+        return [Port.from_dict(item) for item in await self._look("ports", offline, sandbox=sandbox_id) or ()]
+
+    async def unexpose(self, sandbox_id: str, port: int) -> None:
+        await self._look("unexpose", lambda runtime: runtime.unexpose(sandbox_id, port), sandbox=sandbox_id, port=port)
+
+
+async def _asks(source: AsyncIterator[Any]) -> AsyncIterator[Ask]:
+    from ..network.asks import Ask
+
+    async for item in source:
+        yield Ask.from_dict(item)
+
+
+async def _dict(work: Awaitable[NetworkSpec]) -> dict[str, Any]:
+    return (await work).to_dict()
+
+
+async def _rows(work: Awaitable[list[Decision]]) -> list[dict[str, Any]]:
+    return [row.to_dict() for row in await work]
