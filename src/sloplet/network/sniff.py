@@ -1,0 +1,253 @@
+"""What a program speaks, by its first bytes: TLS (and to whom), HTTP, or something that is not looked into.
+
+Pure. Whatever a lenient server could take for TLS or HTTP must not be called opaque: a name that is not read is a
+name that is not checked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LIMIT = 16 * 1024
+_LINE_LIMIT = 8 * 1024
+_CLIENT_HELLO = 1
+_SERVER_NAME, _ALPN, _ECH = 0, 16, 0xFE0D
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
+_PLAIN_METHODS = frozenset(b"GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PRI".split())
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?")
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A ClientHello. Judged by name: no server name, or another one, is refused; so is ``ech`` unless TLS is opened
+    (it would hide the name that counts)."""
+
+    server_name: str | None  #: lower case, without a trailing dot
+    alpn: tuple[str, ...] = ()
+    ech: bool = False
+
+
+@dataclass(frozen=True)
+class Http:
+    """A request line, perhaps a bad one: ``inspect.check_http`` finds out."""
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Neither."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """It begins like TLS, but is none that can be read: refused, since a server may read it otherwise."""
+
+    reason: str
+
+
+def sniff(data: bytes) -> Tls | Http | Opaque | Broken | None:
+    """What these first bytes are. None: more are needed (never treat it as opaque; refuse if no more come).
+    With ``LIMIT`` bytes there is always an answer."""
+    if not data:
+        return None
+    if data[0] == 0x16:
+        return _tls(data)
+    if data[0] & 0x80 and len(data) < 5 and b"\0\0\1\3".startswith(b"\0\0" + data[2:4]):
+        return None
+    if data[0] & 0x80 and data[2:4] == b"\1\3":  # the hello of SSL 2: TLS without a name
+        return Tls(None)
+    return _http(data)
+
+
+# -- HTTP ------------------------------------------------------------------------------
+
+
+def _http(data: bytes) -> Http | Opaque | None:
+    line, newline, _ = data.lstrip(b"\r\n").partition(b"\n")
+    line = line.lstrip(b" \t")
+    over = bool(newline) or len(data) >= _LINE_LIMIT
+    token = _TOKEN.match(line)
+    if token is None:
+        return Opaque() if line or over else None
+    word, rest = token[0], line[token.end() :]
+    if not rest:
+        return Opaque() if over else None
+    if rest[:1] not in (b" ", b"\t"):
+        return Opaque()
+    if b"HTTP/" in rest.upper():
+        return Http()
+    if not over:
+        return None
+    simple = word.upper() in _PLAIN_METHODS and (rest.strip()[:1] == b"/" or b"://" in rest)
+    return Http() if simple else Opaque()
+
+
+# -- TLS -------------------------------------------------------------------------------
+
+
+class _Bad(Exception):
+    pass
+
+
+class _Reader:
+    """Takes bytes apart; _Bad where they end too early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        if self._at + count > len(self._data):
+            raise _Bad("is cut short")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def vector(self, size: int) -> _Reader:
+        return _Reader(self.take(self.number(size)))
+
+    def rest(self) -> bytes:
+        return self.take(len(self._data) - self._at)
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+
+def _tls(data: bytes) -> Tls | Broken | None:
+    try:
+        message = _handshake(data)
+        if message is not None:
+            return _hello(message)
+    except _Bad as why:
+        return Broken(f"the TLS ClientHello {why}")
+    return None if len(data) < LIMIT else Broken(f"the TLS ClientHello is longer than {LIMIT} bytes")
+
+
+def _handshake(data: bytes) -> bytes | None:
+    """The first handshake message, out of as many records as it takes; None: more bytes are needed."""
+    message = b""
+    at = 0
+    while True:
+        record = data[at : at + 5]
+        if record[:1] not in (b"\x16", b"") or record[1:2] not in (b"\3", b""):
+            raise _Bad("is not in handshake records")
+        if len(record) < 5:
+            return None
+        size = int.from_bytes(record[3:5], "big")
+        if not 0 < size <= 2**14:
+            raise _Bad("is in a record of a length that is not allowed")
+        message += data[at + 5 : at + 5 + size]
+        at += 5 + size
+        if message and message[0] != _CLIENT_HELLO:
+            raise _Bad("is missing: another message came first")
+        if len(message) >= 4:
+            need = 4 + int.from_bytes(message[1:4], "big")
+            if need > LIMIT:
+                raise _Bad(f"is longer than {LIMIT} bytes")
+            if len(message) >= need:
+                return message[4:need]
+        if at > len(data):
+            return None
+
+
+def _hello(message: bytes) -> Tls:
+    hello = _Reader(message)
+    hello.take(2 + 32)  # version, random
+    hello.vector(1), hello.vector(2), hello.vector(1)  # session, ciphers, compression
+    if not hello:
+        return Tls(None)
+    extensions = hello.vector(2)
+    if hello:
+        raise _Bad("has bytes after its extensions")
+    found: dict[int, _Reader] = {}
+    while extensions:
+        kind = extensions.number(2)
+        if kind in found:
+            raise _Bad("has an extension twice")
+        found[kind] = extensions.vector(2)
+    name = _server_name(found[_SERVER_NAME]) if _SERVER_NAME in found else None
+    alpn = _protocols(found[_ALPN]) if _ALPN in found else ()
+    return Tls(name, alpn, _ECH in found)
+
+
+def _server_name(extension: _Reader) -> str:
+    names = extension.vector(2)
+    if extension or names.number(1) != 0:
+        raise _Bad("has a server name of an unknown kind")
+    raw = names.vector(2).rest()
+    if names:
+        raise _Bad("has several server names")
+    name = raw.decode("ascii", "replace").lower()
+    if not _NAME.fullmatch(name):
+        raise _Bad("has a server name that is none")
+    return name.removesuffix(".")
+
+
+def _protocols(extension: _Reader) -> tuple[str, ...]:
+    protocols = extension.vector(2)
+    found: list[str] = []
+    while protocols:
+        found.append(protocols.vector(1).rest().decode("latin-1"))
+    if extension:
+        raise _Bad("has bytes after its protocols")
+    return tuple(found)
+
+
+class SecondHello:
+    """Watches the program's bytes after its first hello: asked to try again (HelloRetryRequest), it sends a second
+    one, which must name the same server. Feed it everything from the first byte on until ``done``."""
+
+    def __init__(self, first: Tls) -> None:
+        self._first = first
+        self._data = b""
+        self._hellos = 0
+        self.done = False
+
+    def feed(self, data: bytes) -> str | None:
+        """Why the connection must be refused, or None."""
+        if self.done:
+            return None
+        self._data += data
+        while not self.done and len(self._data) >= 5:
+            size = 5 + int.from_bytes(self._data[3:5], "big")
+            if self._data[0] == 0x14 and self._hellos and size == 6:  # change_cipher_spec, for old boxes in between
+                if len(self._data) < size:
+                    return None
+                self._data = self._data[size:]
+            elif self._data[0] != 0x16 or (self._hellos and len(self._data) >= 11 and not self._plain_hello()):
+                self._finish()
+            else:
+                found = sniff(self._data)
+                if found is None:
+                    return None
+                if not isinstance(found, Tls) or (found.server_name, found.ech) != (
+                    self._first.server_name,
+                    self._first.ech,
+                ):
+                    self._finish()
+                    return "its second TLS ClientHello names another server than its first"
+                self._hellos += 1
+                self._data = self._after_hello()
+                if self._hellos == 2:
+                    self._finish()
+        return None
+
+    def _plain_hello(self) -> bool:
+        """Whether this record holds a ClientHello, and not what TLS 1.2 sends here (a key, or encrypted)."""
+        return self._data[5] == _CLIENT_HELLO and (int.from_bytes(self._data[3:5], "big") < 6 or self._data[9] == 3)
+
+    def _after_hello(self) -> bytes:
+        """What follows the records of the hello at the beginning."""
+        at, message = 0, b""
+        while True:
+            size = int.from_bytes(self._data[at + 3 : at + 5], "big")
+            message += self._data[at + 5 : at + 5 + size]
+            at += 5 + size
+            if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
+                return self._data[at:]
+
+    def _finish(self) -> None:
+        self.done = True
+        self._data = b""
