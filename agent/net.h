@@ -16,7 +16,7 @@ extern int agent_egress_fd;
 int net_destination(int fd, uint32_t *address, uint16_t *port);
 
 /* Port 53: a UDP socket that every question comes to, whatever address it was sent to, and a listening TCP socket on
- * 127.0.0.1 (TCP to port 53 of other addresses comes to agent_egress_fd like all TCP). Non-blocking. -1: none. */
+ * 127.0.0.0/8 (TCP to port 53 of other addresses comes to agent_egress_fd like all TCP). Non-blocking. -1: none. */
 extern int agent_dns_fd, agent_dns_tcp_fd;
 
 /* One question of agent_dns_fd, and its answer: resolvers want it from the address that they asked. As recvfrom and sendto;
