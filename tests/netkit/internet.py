@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -134,10 +135,15 @@ class Upstream:
     def __init__(self, internet: Internet) -> None:
         self._internet = internet
         self._threads = ThreadPoolExecutor(32, "fake-internet")
-        self.ca_file = str(internet.ca_file)
+        self.cafile: str | None = str(internet.ca_file)
 
     async def resolve(self, name: str) -> list[str]:
-        return list(await self._in_thread(lambda: self._internet.ask("resolve", name=name)))
+        try:
+            return list(await self._in_thread(lambda: self._internet.ask("resolve", name=name)))
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:
+                return []
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     async def connect(self, address: str, port: int) -> socket.socket:
         made: socket.socket = await self._in_thread(lambda: self._internet.connect(address, port))

@@ -68,17 +68,15 @@ def test_names(net: Internet) -> None:
     assert [resolve(net, "flip.example") for _ in range(3)] == [[PUBLIC], [PRIVATE], [PRIVATE]]
     assert resolve(net, "a.b.wild.example") == [PUBLIC]
     assert resolve(net, "none.example") == []
-    for name, code in (("nobody.example", socket.EAI_NONAME), ("broken.example", socket.EAI_AGAIN)):
-        with pytest.raises(socket.gaierror) as caught:
-            resolve(net, name)
-        assert caught.value.errno == code
+    assert resolve(net, "nobody.example") == []
+    with pytest.raises(OSError, match=r"broken\.example"):
+        resolve(net, "broken.example")
     assert {"kind": "dns", "name": "nobody.example", "type": "A", "how": "udp"} in net.seen("dns")
 
 
 def test_the_judge_sees_what_is_sent(net: Internet) -> None:
     assert net.heard("canary-in-a-name") == []
-    with pytest.raises(socket.gaierror):
-        resolve(net, "canary-in-a-name.example")
+    resolve(net, "canary-in-a-name.example")
     assert net.heard("Canary-In-A-Name")
     get(net, "a.example", "/canary-in-a-path")
     assert net.heard("canary-in-a-path")
