@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .controller import Event, SandboxInfo
     from .engines.base import Guarantee
     from .errors import SlopletError
+    from .netspec import Network, Secret
     from .process import AsyncProcess
     from .results import FileChange, FileInfo, Metrics, ProcessInfo, Progress, Result
     from .sandbox import AsyncSandbox
@@ -37,13 +38,15 @@ _WHERE = {
     "Progress": "results",
     "SandboxInfo": "controller",
     "Event": "controller",
+    "Network": "netspec",
+    "Secret": "netspec",
     "Guarantee": "engines.base",
     "SlopletError": "errors",
 }
 
 __all__ = [
-    "AsyncProcess", "AsyncSandbox", "Event", "FileChange", "FileInfo", "Guarantee", "Metrics", "Process",
-    "ProcessInfo", "Progress", "Result", "Sandbox", "SandboxInfo", "SlopletError", "__version__",
+    "AsyncProcess", "AsyncSandbox", "Event", "FileChange", "FileInfo", "Guarantee", "Metrics", "Network",
+    "Process", "ProcessInfo", "Progress", "Result", "Sandbox", "SandboxInfo", "Secret", "SlopletError", "__version__",
 ]  # fmt: skip
 
 

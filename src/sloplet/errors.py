@@ -52,6 +52,8 @@
     │   ├── StateUnwritable               read-only, full, or not ours
     │   ├── StateCorrupt                  damaged, or written by another version
     │   └── StateBusy                     another process holds what is needed
+    ├── NetworkError                      about what a sandbox may reach, or what reaches it
+    │   └── SecretUnavailable             a secret's value cannot be read here
     ├── KeeperError                       the background keeper cannot be reached or started
     └── UnsupportedOperation              this engine cannot do that; the message names one that can
 
@@ -286,6 +288,14 @@ class StateCorrupt(StateError):
 
 
 class StateBusy(StateError):
+    pass
+
+
+class NetworkError(SlopletError):
+    pass
+
+
+class SecretUnavailable(NetworkError):
     pass
 
 

@@ -1,4 +1,4 @@
-"""What was asked for: frozen, validated values. Imports nothing of ours but errors.
+"""What was asked for: frozen, validated values. Imports nothing of ours but errors and its parts.
 
 ``SandboxSpec.make`` is the one place where user input becomes a spec; everything after it may
 trust the types and ranges here. Specs go to JSON and back (state.db, the keeper) without loss.
@@ -13,21 +13,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import InvalidLimit, InvalidName, SpecError
+from .netspec import (
+    LinkSpec,
+    NetworkSpec,
+    PortSpec,
+    SecretSpec,
+    check_links,
+    check_network,
+    check_ports,
+    check_secrets,
+)
+from .quantities import parse_duration as parse_duration
+from .quantities import parse_size as parse_size
 
 #: The rungs of the isolation ladder, weakest first.
 RUNGS = ("process", "container", "gvisor", "microvm", "vm")
 
 NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-_SIZE_RE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE | re.ASCII)
-_DURATION_RE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.IGNORECASE | re.ASCII)
-_SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MIN_MEMORY = 8 * 2**20
 MIN_DISK = 2**20
-MAX_BYTES = 2**50
 MAX_PIDS = 4_000_000
-MAX_SECONDS = 10 * 365 * 86400.0
 MAX_UNDO = 100
 MAX_POOL = 64
 MAX_FORK = 1000
@@ -59,41 +65,6 @@ def check_fork(count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_FORK:
         raise InvalidLimit(f"fork({str(count)[:80]}) is out of range", hint=f"1 to {MAX_FORK} copies at a time")
     return count
-
-
-def parse_size(value: object, what: str = "size") -> int:
-    """Bytes from ``512``, ``"512m"``, ``"1.5g"``."""
-    number: float
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise InvalidLimit(f"{what}={value!r} is not a size", hint="write for example 536870912 or '512m'")
-    if isinstance(value, str):
-        match = _SIZE_RE.match(value.strip())
-        if not match:
-            raise InvalidLimit(f"{what}={value[:80]!r} is not a size", hint="write for example '512m' or '2g'")
-        number = float(match[1]) * _SIZE_UNITS[match[2].lower()]
-    else:
-        number = value
-    if isinstance(number, float) and not math.isfinite(number):
-        raise InvalidLimit(f"{what}={value!r} is not a finite size")
-    if number <= 0 or number > MAX_BYTES:
-        raise InvalidLimit(f"{what}={value!r} is out of range", hint="it must be above 0 and at most 1 PiB")
-    return int(number)
-
-
-def parse_duration(value: object, what: str = "duration") -> float:
-    """Seconds from ``30``, ``"90s"``, ``"5m"``, ``"2h"``, ``"1d"``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise InvalidLimit(f"{what}={value!r} is not a duration", hint="write for example 30, '90s' or '5m'")
-    if isinstance(value, str):
-        match = _DURATION_RE.match(value.strip())
-        if not match:
-            raise InvalidLimit(f"{what}={value[:80]!r} is not a duration", hint="write for example '90s' or '5m'")
-        seconds = float(match[1]) * _DURATION_UNITS[(match[2] or "s").lower()]
-    else:
-        seconds = float(value) if abs(value) <= MAX_SECONDS else math.inf
-    if not math.isfinite(seconds) or seconds <= 0 or seconds > MAX_SECONDS:
-        raise InvalidLimit(f"{what}={value!r} is out of range", hint="it must be above 0 and at most 10 years")
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -165,7 +136,7 @@ class SandboxSpec:
     at_least: str | None = None
     limits: Limits = field(default_factory=Limits)
     ttl: float | None = None
-    network: str = "none"
+    network: NetworkSpec = field(default_factory=NetworkSpec)
     env: tuple[tuple[str, str], ...] = ()
     workdir: str = "/workspace"
     user: str = "agent"
@@ -176,6 +147,10 @@ class SandboxSpec:
     undo: int = 0  #: keep that many checkpoints, one before each command
     checkpoint_every: float | None = None  #: seconds between checkpoints to recover from
     pool: int = 0  #: keep that many ready for the next one with these settings
+    secrets: tuple[SecretSpec, ...] = ()  #: never their values
+    ports: tuple[PortSpec, ...] = ()
+    links: tuple[LinkSpec, ...] = ()
+    authority: str = ""  #: the id of its certificate authority; the runtime's, not to be asked for
 
     @staticmethod
     def make(
@@ -200,6 +175,9 @@ class SandboxSpec:
         undo: object = 0,
         checkpoint_every: object = None,
         pool: object = 0,
+        secrets: object = None,
+        ports: object = None,
+        links: object = None,
     ) -> SandboxSpec:
         if name is not None:
             check_name(name)
@@ -207,32 +185,38 @@ class SandboxSpec:
             raise SpecError(f"engine={str(engine)[:80]!r} is not an engine name", hint="see `sloplet doctor`")
         if at_least is not None and at_least not in RUNGS:
             raise SpecError(f"at_least={str(at_least)[:80]!r} is not a rung", hint=f"one of {', '.join(RUNGS)}")
-        if network != "none":
-            raise SpecError(
-                f"network={str(network)[:80]!r} is not supported yet", hint="only network='none' is: no way out at all"
+        return _with_network(
+            SandboxSpec(
+                name=name,
+                image=_text("image", image, 4096),
+                engine=engine,
+                at_least=at_least if at_least is None else str(at_least),
+                limits=Limits.make(cpus, memory, disk, pids, open_files),
+                ttl=None if ttl is None else parse_duration(ttl, "ttl"),
+                env=check_env(env or {}),
+                workdir=_absolute("workdir", workdir),
+                user=_text("user", user, 256),
+                allow_weaker=bool(allow_weaker),
+                template=None if template is None else check_snapshot_name(template, "template"),
+                idle=None if idle is None else parse_duration(idle, "idle"),
+                undo=_bounded("undo", undo, MAX_UNDO),
+                checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
+                pool=_bounded("pool", pool, MAX_POOL),
+                network=check_network(network),
+                secrets=() if secrets is None else check_secrets(secrets),
+                ports=() if ports is None else check_ports(ports),
+                links=() if links is None else check_links(links),
             )
-        return SandboxSpec(
-            name=name,
-            image=_text("image", image, 4096),
-            engine=engine,
-            at_least=at_least if at_least is None else str(at_least),
-            limits=Limits.make(cpus, memory, disk, pids, open_files),
-            ttl=None if ttl is None else parse_duration(ttl, "ttl"),
-            env=check_env(env or {}),
-            workdir=_absolute("workdir", workdir),
-            user=_text("user", user, 256),
-            allow_weaker=bool(allow_weaker),
-            template=None if template is None else check_snapshot_name(template, "template"),
-            idle=None if idle is None else parse_duration(idle, "idle"),
-            undo=_bounded("undo", undo, MAX_UNDO),
-            checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
-            pool=_bounded("pool", pool, MAX_POOL),
         )
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
         data["limits"]["explicit"] = sorted(self.limits.explicit)
         data["env"] = [list(pair) for pair in self.env]
+        data["network"] = self.network.to_dict()
+        data["secrets"] = [secret.to_dict() for secret in self.secrets]
+        data["ports"] = [list(port) for port in self.ports]
+        data["links"] = [list(link) for link in self.links]
         return data
 
     @staticmethod
@@ -241,7 +225,23 @@ class SandboxSpec:
         limits = dict(values.pop("limits"))
         limits["explicit"] = frozenset(limits["explicit"])
         values["env"] = tuple((str(k), str(v)) for k, v in values["env"])
+        values["network"] = NetworkSpec.from_dict(values.get("network", "none"))
+        values["secrets"] = tuple(SecretSpec.from_dict(secret) for secret in values.get("secrets", ()))
+        values["ports"] = check_ports([tuple(port) for port in values.get("ports", ())])
+        values["links"] = check_links(values.get("links", ()))
         return SandboxSpec(**values, limits=Limits(**limits))
+
+
+def _with_network(spec: SandboxSpec) -> SandboxSpec:
+    """What needs a network has one: the sandbox's own, or its template's."""
+    if spec.network.mode == "none" and not spec.template:
+        for what in ("secrets", "links"):
+            if getattr(spec, what):
+                raise SpecError(f"{what} need a network", hint="add network=Network(allow=[...])")
+    both = {secret.name for secret in spec.secrets} & {name for name, _ in spec.env}
+    if both:
+        raise SpecError(f"{min(both)} is both a secret and a variable of env", hint="leave it out of env")
+    return spec
 
 
 def _bounded(what: str, value: object, most: int) -> int:

@@ -31,6 +31,7 @@ IMAGE_MEMBER = "image.tar"
 STATE_PREFIX = "state/"
 MOST_MANIFEST = 64 << 20
 _DIGEST_RE = re.compile(r"[0-9a-f]{64}\Z")
+_AUTHORITY_RE = re.compile(r"[0-9a-z]{0,64}\Z")
 _MOST = 2**60
 DAMAGED_HINT = "export the sandbox again, or copy the file again"
 
@@ -219,14 +220,16 @@ def checked_spec(raw: Mapping[str, Any]) -> SandboxSpec:
         raise ValueError("an unknown limit")
     if asked.hostname is not None and not SANDBOX_RE.match(asked.hostname):
         raise ValueError("an impossible host name")
+    if not _AUTHORITY_RE.match(asked.authority):
+        raise ValueError("an impossible authority")
     made = SandboxSpec.make(
         asked.name, image=asked.image, engine=asked.engine, at_least=asked.at_least, **values, ttl=asked.ttl,
         network=asked.network, env=dict(asked.env), workdir=asked.workdir, user=asked.user,
         allow_weaker=asked.allow_weaker, idle=asked.idle, undo=asked.undo, checkpoint_every=asked.checkpoint_every,
-        pool=asked.pool,
+        pool=asked.pool, secrets=asked.secrets, ports=asked.ports, links=asked.links,
     )  # fmt: skip
     exact = Limits(**{name: getattr(made.limits, name) for name in values}, explicit=limits.explicit)
-    return replace(made, limits=exact, hostname=asked.hostname)
+    return replace(made, limits=exact, hostname=asked.hostname, authority=asked.authority)
 
 
 def _list(value: object) -> list[Any]:

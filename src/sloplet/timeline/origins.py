@@ -15,6 +15,7 @@ from ..errors import (
     UnsupportedOperation,
 )
 from ..live import Live
+from ..netspec import SecretSpec
 from ..spec import SandboxSpec
 from ..state.opened import Opened
 
@@ -55,7 +56,7 @@ def can_live(engine: Engine, spec: SandboxSpec) -> None:
 def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> SandboxSpec:
     """What a sandbox of a template runs as. What is fixed in the template cannot be asked for differently."""
     default = SandboxSpec()
-    for what in ("image", "workdir", "user", "network"):
+    for what in ("image", "workdir", "user"):
         wanted = getattr(asked, what)
         if wanted not in (getattr(default, what), getattr(base, what)):
             raise SpecError(
@@ -63,6 +64,11 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
                 f"{getattr(base, what)!r}",
                 hint=f"leave {what} out, or make another template",
             )
+    if asked.network.mode != "none" and base.network.mode == "none" and template.kind == "live":
+        raise SpecError(
+            f"the template {template.name or template.id} was saved while it ran without a network, and cannot have one",
+            hint="leave network out, or make the template of a sandbox with network=Network()",
+        )
     if asked.engine not in ("auto", template.engine):
         raise SpecError(
             f"engine={asked.engine!r} cannot start the template {template.name or template.id}: "
@@ -82,8 +88,16 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         workdir=base.workdir,
         user=base.user,
         env=tuple(sorted({**dict(base.env), **dict(asked.env)}.items())),
+        network=base.network if asked.network.mode == "none" else asked.network,
+        secrets=_secrets(base, asked),
+        authority=base.authority,
         limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
     )
+
+
+def _secrets(base: SandboxSpec, asked: SandboxSpec) -> tuple[SecretSpec, ...]:
+    merged = {secret.name: secret for secret in (*base.secrets, *asked.secrets)}
+    return tuple(merged[name] for name in sorted(merged))
 
 
 def image_of(opened: Opened) -> ResolvedImage:

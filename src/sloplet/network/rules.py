@@ -1,0 +1,155 @@
+"""One rule, from its text: ``[METHODS ][scheme://]host[:ports][/path]``. docs/policy.md is the long form."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ..errors import SpecError
+from . import paths
+from .addresses import parse
+from .hosts import ALLOWED, EVERY, NO_MATCH, Host, Ports, read_host
+from .names import BadName, normal, shown
+
+MAX_TEXT = 2048
+_RULE_RE = re.compile(
+    r"(?:(?P<methods>[^/:]+?) +)?(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?P<rest>\S+)\Z", re.DOTALL
+)
+_METHODS_RE = re.compile(r"[A-Z]{1,20}(?:,[A-Z]{1,20}){0,19}\Z")
+_SCHEMES = {"http": Ports("80", ((80, 80),)), "https": Ports("443", ((443, 443),))}
+_EXAMPLES = (
+    "for example 'pypi.org', '*.example.com:443', '10.0.0.0/8:5432', 'GET https://api.github.com/repos/*', '@github'"
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that was read. ``methods`` and ``path`` are None where it does not look at requests."""
+
+    text: str  #: canonical
+    host: Host
+    deny: bool = False
+    methods: frozenset[str] | None = None
+    path: str | None = None
+    source: str = ""  #: the preset that it came from
+    local: bool = False  #: the host's own configuration names it: it may be at a private address
+
+    @property
+    def of_requests(self) -> bool:
+        return self.methods is not None or self.path is not None
+
+    @property
+    def label(self) -> str:
+        """What logs and verdicts call it."""
+        return f"{self.text} ({self.source})" if self.source else self.text
+
+    def takes(self, method: str, path: str) -> bool:
+        """Is a request one of those that it speaks of? What is denied is recognized in any case of letters."""
+        if self.methods is not None and (method.upper() if self.deny else method) not in self.methods:
+            return False
+        return self.path is None or paths.matches(self.path, path, loosely=self.deny)
+
+    def port(self, port: int) -> int:
+        return self.host.ports.match(port)
+
+
+def parse_rule(text: object, *, deny: bool = False, source: str = "", local: bool = False) -> Rule:
+    """SpecError, with what to write instead, if the text is no rule. Presets are not rules: see presets.py."""
+    match = _RULE_RE.match(_checked(text))
+    if match is None:
+        raise SpecError(f"{shown(str(text))} is not a rule", hint=_EXAMPLES)
+    methods = None if match["methods"] is None else _methods(str(text), match["methods"])
+    scheme = match["scheme"].lower() if match["scheme"] else ""
+    if scheme and scheme not in _SCHEMES:
+        raise SpecError(
+            f"{shown(str(text))} begins with {scheme}://", hint="only http:// and https://; else 'host:port'"
+        )
+    where, path = _split(match["rest"])
+    if path is not None and path.startswith("//") and where.lower() in _SCHEMES:
+        raise SpecError(f"{shown(str(text))} lacks a colon", hint=f"write '{where.lower()}:{path}'")
+    host = read_host(where, _SCHEMES.get(scheme) or (EVERY if deny else ALLOWED))
+    path = None if path is None else paths.check_pattern(path, str(text))
+    if path in ("/", "/*"):  # everything there is
+        path = None
+    if (methods is not None or path is not None) and (host.net is not None or not host.name):
+        raise SpecError(
+            f"{shown(str(text))} looks at requests without a name", hint="methods and paths need a host name"
+        )
+    if deny and local:
+        local = False
+    return Rule(_canonical(methods, scheme, host, path), host, deny, methods, path, source, local)
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise SpecError(f"a rule of type {type(text).__name__} is none", hint=f"rules are text, {_EXAMPLES}")
+    if not text.strip():
+        raise SpecError(
+            "an empty text is not a rule", hint=f"leave it out; an empty list is: nothing. A rule is {_EXAMPLES}"
+        )
+    if len(text) > MAX_TEXT or not text.isprintable():
+        raise SpecError(
+            f"{shown(text)} is not a rule", hint=f"printable text of at most {MAX_TEXT} characters, {_EXAMPLES}"
+        )
+    if text.startswith("@"):
+        raise SpecError(f"{shown(text)} is a preset where a rule is needed", hint=_EXAMPLES)
+    return text.strip()
+
+
+def _methods(text: str, given: str) -> frozenset[str]:
+    if not _METHODS_RE.match(given):
+        raise SpecError(
+            f"{shown(text)}: {shown(given)} are not methods", hint="write for example 'GET,HEAD https://api.github.com'"
+        )
+    return frozenset(given.split(","))
+
+
+def _split(rest: str) -> tuple[str, str | None]:
+    """(host and ports, path). The slash of ``10.0.0.0/8`` is not a path's."""
+    head, slash, tail = rest.partition("/")
+    if not slash:
+        return rest, None
+    bare = head.strip("[]")
+    if parse(bare) is not None and head[-1:] != "/":
+        length, again, more = tail.partition("/")
+        if re.match(r"[0-9]{1,3}\]?(?::[^/]*)?\Z", length):
+            return f"{head}/{length}", f"/{more}" if again else None
+    return head, f"/{tail}"
+
+
+def _canonical(methods: frozenset[str] | None, scheme: str, host: Host, path: str | None) -> str:
+    front = f"{','.join(sorted(methods))} " if methods else ""
+    where = host.text
+    if scheme and host.ports is _SCHEMES[scheme]:  # the port is the scheme's own
+        where = where.removesuffix(f":{host.ports.text}")
+        front += f"{scheme}://"
+    elif scheme:
+        front += f"{scheme}://"
+    return front + where + (path or "")
+
+
+def rule_text(host: str, port: int) -> str:
+    """The shortest rule that allows this name or address on this port: what a refused program would have to ask for."""
+    address = parse(host)
+    if address is None:
+        try:
+            shape = normal(host)
+        except BadName as error:
+            raise SpecError(str(error)) from None
+    else:
+        shape = f"[{address}]" if address.version == 6 else str(address)
+    return (
+        shape if address is None and port in (80, 443) and shape != "host.sloplet" else _with_port(shape, address, port)
+    )
+
+
+def _with_port(shape: str, address: object, port: int) -> str:
+    return shape if address is not None and port in (80, 443) else f"{shape}:{port}"
+
+
+def matching(rule: Rule, port: int) -> bool:
+    return rule.port(port) != NO_MATCH
+
+
+def labelled(rule: Rule, source: str) -> Rule:
+    return replace(rule, source=source)
