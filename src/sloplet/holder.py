@@ -191,7 +191,8 @@ class Holder:
         self._live[live.info.id] = live
         live.watcher = self.background(self._watch(live))
         self.timeline.tend(live)
-        self.exposed.begin(live.info.id)
+        if problem := self.exposed.begin(live.info.id, live.info.spec.ports):
+            self.bus.emit(live.info.id, "port.failed", reason=problem)
 
     async def discard(self, live: Live) -> None:
         """End one that was brought up and is not wanted after all."""

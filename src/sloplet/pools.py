@@ -194,7 +194,7 @@ class Pools:
 
 def _key(spec: SandboxSpec) -> SandboxSpec:
     """What must be the same for one to serve as another: all but its name, and what its holder does with it."""
-    return replace(spec, name=None, pool=0, ttl=None, idle=None, undo=0, checkpoint_every=None)
+    return replace(spec, name=None, pool=0, ttl=None, idle=None, undo=0, checkpoint_every=None, ports=())
 
 
 def _identity(origin: Origin) -> tuple[object, ...]:

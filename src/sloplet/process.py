@@ -246,6 +246,7 @@ def result_of(end: Fields, out: bytes, err: bytes) -> Result:
         stderr_size=err_total,
         cpu_seconds=max(0, end.integer(Tag.CPU_US, 0)) / 1e6,
         max_rss=max(0, end.integer(Tag.MAXRSS, 0)),
+        denied=tuple(text.decode("utf-8", "replace") for text in end.all(Tag.DENIED)),
     )
 
 

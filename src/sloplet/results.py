@@ -27,6 +27,7 @@ class Result:
     stderr_size: int = 0
     cpu_seconds: float = 0.0
     max_rss: int = 0
+    denied: tuple[str, ...] = ()  #: why connections were refused while it ran, each reason once, 20 at most
 
     @cached_property
     def stdout(self) -> str:
@@ -57,7 +58,7 @@ class Result:
             "exit_code": self.exit_code, "stdout": self.stdout, "stderr": self.stderr, "duration": self.duration,
             "signal": self.signal, "timed_out": self.timed_out, "oom": self.oom, "truncated": self.truncated,
             "stdout_size": self.stdout_size, "stderr_size": self.stderr_size, "cpu_seconds": self.cpu_seconds,
-            "max_rss": self.max_rss,
+            "max_rss": self.max_rss, "denied": list(self.denied),
         }  # fmt: skip
 
 

@@ -72,6 +72,14 @@ class Runtime(Holder):
     async def make(self, spec: SandboxSpec, origin: Origin) -> Live:
         """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure."""
         sandbox_id = new_id()
+        self.exposed.reserve(sandbox_id, spec.ports)
+        try:
+            return await self._make(sandbox_id, spec, origin)
+        except BaseException:
+            self.exposed.close(sandbox_id)
+            raise
+
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, origin: Origin) -> Live:
 
         def begin() -> tuple[str, SandboxInfo]:
             owner = self.owner()
@@ -111,6 +119,14 @@ class Runtime(Holder):
 
     async def adopt(self, live: Live, spec: SandboxSpec) -> Live:
         """Give one that was started ahead, and has no record yet, its settings and its record. SandboxExists."""
+        self.exposed.reserve(live.place, spec.ports)
+        try:
+            return await self._adopt(live, spec)
+        except BaseException:
+            self.exposed.close(live.place)
+            raise
+
+    async def _adopt(self, live: Live, spec: SandboxSpec) -> Live:
         sandbox_id, engine, head = live.place, live.engine, live.info.head
 
         def reserve() -> SandboxInfo:

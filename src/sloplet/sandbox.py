@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from . import transfer
 from .controller import Controller, Event, SandboxInfo, Stream
@@ -17,6 +17,8 @@ from .engines.base import Guarantee
 from .errors import ProtocolError, SandboxClosed, SandboxExists, SandboxMismatch, SandboxNotFound
 from .files import AsyncFiles, records
 from .history import AsyncHistory
+from .netspec import Network, NetworkSpec, Secret
+from .network_api import Asker, AskFunction, AsyncNetwork, AsyncPorts, read_secrets
 from .process import (
     DEFAULT_MAX_OUTPUT,
     AsyncProcess,
@@ -40,7 +42,7 @@ _MAX_PROCESSES = 100_000
 _list = list  # the class has a method of that name
 
 
-class AsyncSandbox(AsyncHistory):
+class AsyncSandbox(AsyncHistory, AsyncPorts):
     """A sandbox. Nothing is started before it is entered or first used.
 
     Without a name it is held by this process and gone when closed. With a name it is held by the keeper:
@@ -62,7 +64,10 @@ class AsyncSandbox(AsyncHistory):
         pids: int | None = None,
         open_files: int | None = None,
         ttl: float | str | None = None,
-        network: str = "none",
+        network: str | Network | NetworkSpec | Mapping[str, Any] = "none",
+        secrets: Mapping[str, Secret] | None = None,
+        ports: Mapping[int, int] | Sequence[int] = (),
+        links: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         workdir: str = "/workspace",
         user: str = "agent",
@@ -76,19 +81,28 @@ class AsyncSandbox(AsyncHistory):
     ) -> None:
         self._spec = SandboxSpec.make(
             name, image=image, engine=engine, at_least=at_least, cpus=cpus, memory=memory, disk=disk, pids=pids,
-            open_files=open_files, ttl=ttl, network=network, env=env, workdir=workdir, user=user,
-            allow_weaker=allow_weaker, template=template, idle=idle, undo=undo, checkpoint_every=checkpoint_every,
-            pool=pool,
+            open_files=open_files, ttl=ttl, network=network, secrets=secrets, ports=ports, links=links, env=env,
+            workdir=workdir, user=user, allow_weaker=allow_weaker, template=template, idle=idle, undo=undo,
+            checkpoint_every=checkpoint_every, pool=pool,
         )  # fmt: skip
-        self._init(controller)
+        self._init(controller, secrets, network.ask if isinstance(network, Network) else None)
 
-    def _init(self, controller: Controller | None) -> None:
+    def _init(
+        self,
+        controller: Controller | None,
+        secrets: Mapping[str, Secret] | None = None,
+        ask: AskFunction | None = None,
+    ) -> None:
         self._given = controller
         self._controller: Controller | None = controller
         self._info: SandboxInfo | None = None
         self._starting: asyncio.Lock | None = None
         self._closed = False
+        self._secrets = dict(secrets or {})
+        self._ask = ask
+        self._asker = Asker()
         self.files = AsyncFiles(self._open)
+        self.network = AsyncNetwork(self._holder, self._asker)
 
     @classmethod
     async def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
@@ -142,8 +156,23 @@ class AsyncSandbox(AsyncHistory):
             if self._info is None:
                 if self._controller is None:
                     self._controller = await _default_controller(named=self._spec.name is not None)
-                self._info = await _create_or_find(self._controller, self._spec)
+                values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
+                info = await _create_or_find(self._controller, self._spec)
+                await self._furnish(self._controller, info, values)
+                self._info = info
         return self._info
+
+    async def _furnish(self, controller: Controller, info: SandboxInfo, values: dict[str, str | None]) -> None:
+        """What it needs of this process before anything runs in it: the values of its secrets, and whom to ask."""
+        try:
+            if values:
+                await controller.set_secrets(info.id, values)
+            if self._ask is not None:
+                self._asker.listen(controller, info.id, self._ask)
+        except BaseException:
+            if info.name is None:
+                await asyncio.shield(controller.kill(info.id))
+            raise
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -159,6 +188,7 @@ class AsyncSandbox(AsyncHistory):
         if self._closed:
             return
         self._closed = True
+        self._asker.let_go()
         if self._info is None or self._controller is None:
             return
         if self._info.name is None:
@@ -169,6 +199,7 @@ class AsyncSandbox(AsyncHistory):
     async def kill(self) -> None:
         """End the sandbox and remove all it had. Idempotent."""
         self._closed = True
+        self._asker.let_go()
         if self._info is None and self._spec.name is not None:
             try:
                 self._controller = self._controller or await _default_controller(named=True)
@@ -406,7 +437,7 @@ async def _create_or_find(controller: Controller, spec: SandboxSpec) -> SandboxI
 def _same_settings(found: SandboxInfo, spec: SandboxSpec) -> None:
     """A name must never give an old posture silently to someone who asked for another."""
     old, new = found.spec.to_dict(), spec.to_dict()
-    changed = [key for key in new if new[key] != old[key] and key != "pool"]
+    changed = [key for key in new if new[key] != old[key] and key not in ("pool", "authority")]
     if not changed:
         return
     raise SandboxMismatch(

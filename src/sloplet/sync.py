@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from .controller import Controller, SandboxInfo
 from .files import AsyncFiles
 from .history import AsyncHistory
+from .network_api import AsyncNetwork, AsyncPorts
 from .portal import portal
 from .process import AsyncProcess
 from .sandbox import AsyncSandbox
@@ -144,16 +145,47 @@ class History:
     export = _call(AsyncHistory.export)
 
 
-class Sandbox(History):
+class SandboxNetwork:
+    """What a sandbox may reach, and what it has reached. See AsyncNetwork."""
+
+    def __init__(self, inner: AsyncNetwork) -> None:
+        self._inner = inner
+
+    policy = _call(AsyncNetwork.policy)
+    set = _call(AsyncNetwork.set)
+    allow = _call(AsyncNetwork.allow)
+    deny = _call(AsyncNetwork.deny)
+    log = _call(AsyncNetwork.log)
+    follow = _iterate(AsyncNetwork.follow)
+    learned = _call(AsyncNetwork.learned)
+    set_secret = _call(AsyncNetwork.set_secret)
+    asks = _iterate(AsyncNetwork.asks)
+    answer = _call(AsyncNetwork.answer)
+
+
+class Ports:
+    """What this machine can reach of a sandbox. See AsyncPorts."""
+
+    _inner: AsyncSandbox
+
+    url = _call(AsyncPorts.url)
+    expose = _call(AsyncPorts.expose)
+    ports = _call(AsyncPorts.ports)
+    unexpose = _call(AsyncPorts.unexpose)
+
+
+class Sandbox(History, Ports):
     """A computer of its own for code that nobody has read. See AsyncSandbox, which is the same, awaited."""
 
     _inner: AsyncSandbox
     files: Files
+    network: SandboxNetwork
     __init__ = _constructor(AsyncSandbox)
 
     def _wrap(self, inner: AsyncSandbox) -> None:
         self._inner = inner
         self.files = Files(inner.files)
+        self.network = SandboxNetwork(inner.network)
 
     @classmethod
     def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:

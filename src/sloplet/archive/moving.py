@@ -56,7 +56,8 @@ async def load(runtime: Runtime, path: str, name: str | None, work: Work) -> San
         if name is None and runtime.holder == "keeper" and manifest.spec.name is not None:
             name = manifest.spec.name  # what the keeper holds has a name; embedded it is one of many
             await _check_free(runtime, name)
-        spec = replace(manifest.spec, name=name)
+        ports = tuple(port._replace(outside=0) for port in manifest.spec.ports)  # others may have those here
+        spec = replace(manifest.spec, name=name, ports=ports)
         engine = _engine(manifest, spec)
         draft = await runtime.off_loop(runtime.saved.begin)
         try:

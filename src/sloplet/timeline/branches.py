@@ -158,7 +158,8 @@ class Branches(Sleeping):
 
         async def one(name: str | None) -> SandboxInfo:
             async with room:
-                spec = replace(parent.spec, name=name)
+                ports = tuple(port._replace(outside=0) for port in parent.spec.ports)  # the parent has those
+                spec = replace(parent.spec, name=name, ports=ports)
                 return (await runtime.make(spec, replace(origin, spec=replace(origin.spec, name=name)))).info
 
         tasks = [asyncio.ensure_future(one(name)) for name in (names or itertools.repeat(None, count))]
