@@ -16,10 +16,11 @@ _MOST = 32  # addresses of a name that are looked at
 
 class Upstream(Protocol):
     #: a file with certificates that are trusted besides the machine's own; None: only those
-    cafile: str | None
+    ca_file: str | None
 
     async def resolve(self, name: str) -> list[str]:
-        """Its addresses as text, v4 before v6; [] if there is no such name. OSError if that cannot be found out."""
+        """Its addresses as text, those to try first in front; [] or socket.gaierror (EAI_NONAME) if there is no such
+        name. OSError if that cannot be found out."""
 
     async def connect(self, address: str, port: int) -> socket.socket:
         """A connected socket that does not block, to exactly that address. OSError."""
@@ -28,8 +29,8 @@ class Upstream(Protocol):
 class System:
     """This machine's resolver and network."""
 
-    def __init__(self, cafile: str | None = None, *, patience: float = PATIENCE) -> None:
-        self.cafile = cafile
+    def __init__(self, ca_file: str | None = None, *, patience: float = PATIENCE) -> None:
+        self.ca_file = ca_file
         self._patience = patience
         self._threads: ThreadPoolExecutor | None = None
 
@@ -65,10 +66,6 @@ class System:
 def _look_up(name: str) -> list[str]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except socket.gaierror as error:
-        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
-            return []
-        raise OSError(errno.EAGAIN, f"the resolver failed: {error.strerror}") from error
     except UnicodeError:
         return []
     addresses = dict.fromkeys(str(item[4][0]).partition("%")[0] for item in found)

@@ -1,0 +1,360 @@
+"""One connection that a program inside asked for, from the question to its end: judged, dialled, relayed, logged."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import SlopletError
+from ..wire.fields import Fields
+from ..wire.mux import AgentStream
+from ..wire.schema import Tag
+from . import addresses, names
+from .channel import Refused
+from .channels import SocketChannel, StreamChannel
+from .policy import Verdict
+from .relay import Relay, close_socket, closing
+
+if TYPE_CHECKING:
+    from .egress import Egress
+    from .log import Decision
+    from .policy import Policy
+
+_DIALLING = 30.0  # seconds for all addresses of a name together
+_TRIES = 8  # of those
+_LONGEST = 1024  # bytes of a name or address on the wire
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a program wants to go."""
+
+    name: str  #: "" if it connected to an address
+    address: str
+    port: int
+
+    @staticmethod
+    def read(request: Fields) -> Target:
+        """ValueError for what no agent of ours says."""
+        name, port = Target.name_of(request), request.integer(Tag.PORT)
+        address = addresses.parse(_text(request, Tag.ADDRESS))
+        if address is None or not 1 <= port <= 65535:
+            raise ValueError("a connection without a sensible target")
+        if name and names.is_number(name):  # an address, in whatever notation
+            address = addresses.parse(name)
+            if address is None:
+                raise ValueError(f"{name} is neither a name nor an address")
+            name = ""
+        return Target(name, str(address), port)
+
+    @staticmethod
+    def name_of(request: Fields) -> str:
+        """Its one spelling; "" if there is none. ValueError."""
+        text = _text(request, Tag.NAME)
+        if not text or (names.is_number(text.rstrip(".")) and addresses.parse(text) is not None):
+            return text.rstrip(".")
+        return names.normal(text)
+
+    def rule(self) -> str:
+        """What a rule for exactly this would be."""
+        host = self.name or (f"[{self.address}]" if ":" in self.address else self.address)
+        return f"{host}:{self.port}"
+
+    def judged(self, policy: Policy) -> Verdict:
+        return policy.judge(self.name, self.port) if self.name else policy.judge_address(self.address, self.port)
+
+
+def _text(request: Fields, tag: Tag) -> str:
+    raw = request.raw(tag, b"")
+    if len(raw) > _LONGEST:
+        raise ValueError("a name that is too long")
+    return raw.decode("ascii")
+
+
+class Denied(Refused):
+    """Refused by a rule."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.rule = verdict.rule
+
+
+class Connection:
+    """It belongs to its egress, which can ``cut`` it at any time."""
+
+    def __init__(self, egress: Egress, stream: AgentStream, target: Target) -> None:
+        self.stream = stream
+        self.target = target
+        self.address = target.address  #: the one that is dialled
+        self.rule = ""
+        self.protocol = ""
+        self.request = ""
+        self._egress = egress
+        self._asked = False  # somebody allowed this one
+        self._row: Decision | None = None
+        self._relay: Relay | None = None
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._began = asyncio.get_running_loop().time()
+        self._cut_reason = ""
+        self._refusal: dict[str, str] = {}
+        self._channel: StreamChannel | None = None
+        self._over = False
+
+    def start(self) -> None:
+        self.stream.on_change(self._look)
+        self._task = asyncio.ensure_future(self._run())
+
+    def _look(self) -> None:
+        """While there is no relay yet: the program may give up, or end with its sandbox."""
+        if (self.stream.was_reset or self.stream.mux.error is not None) and self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            policy = self._egress.policy
+            self._socket = await self._reach(policy)
+            if self._egress.policy is not policy and not self.allowed():
+                raise Refused("the policy has changed meanwhile, and does not allow it any more")
+            self._allowed()
+            self.stream.reply(Fields())
+            self._tie(self._socket)
+        except asyncio.CancelledError:  # by us: the program has given up, or it was cut
+            self._end(errno.ECONNABORTED)
+        except Exception as error:
+            self._failed(error)
+
+    # -- judging -------------------------------------------------------------------------
+
+    async def _reach(self, policy: Policy) -> socket.socket:
+        name, port = self.target.name, self.target.port
+        if name and name in self._egress.links:
+            return await self._reach_link(policy)
+        await self._judge(policy)
+        if not name:
+            return await self._dial([self.target.address])
+        if name == names.HOST:
+            return await self._dial(["127.0.0.1"])
+        async with asyncio.timeout(_DIALLING):
+            found = await self._egress.resolver.resolve(name)
+        if not found:
+            raise OSError(errno.ENOENT, f"there is no name {name}")
+        usable, verdict = policy.check_addresses(name, port, found)
+        if not usable:
+            self.address = found[0]
+            raise Denied(verdict)
+        return await self._dial(usable)
+
+    async def _judge(self, policy: Policy) -> None:
+        """Returns if it may go on; Refused."""
+        verdict = self.target.judged(policy)
+        self.rule = verdict.rule
+        if verdict.allow:
+            return
+        if verdict.allow is None and self._egress.spec.asks:
+            self.rule = await self._egress.ask(self.target, verdict.reason)
+            self._asked = True
+            return
+        raise Denied(verdict)
+
+    async def _reach_link(self, policy: Policy) -> socket.socket:
+        """Another sandbox, by the name that a link gives it here. The link is its own rule."""
+        name, port = self.target.name, self.target.port
+        ref, only = self._egress.links[name]
+        self.rule, self.protocol = f"link {name}", "link"
+        verdict = policy.judge(name, port)
+        if verdict.allow is False and verdict.rule != "default":
+            raise Denied(verdict)
+        if only and port != only:
+            raise Refused(f"the link {name} leads to port {only} only")
+        self.address = ref
+        async with asyncio.timeout(_DIALLING):
+            return await self._egress.dial_link(ref, port)
+
+    async def _dial(self, addresses: list[str]) -> socket.socket:
+        """The first of them that answers: these very addresses were judged."""
+        failure: OSError | None = None
+        try:
+            async with asyncio.timeout(_DIALLING):
+                for address in addresses[:_TRIES]:
+                    self.address = address
+                    try:
+                        return await self._egress.upstream.connect(address, self.target.port)
+                    except OSError as error:
+                        failure = failure or error
+                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                            break
+        except TimeoutError:
+            failure = failure or OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        raise failure or OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+
+    def allowed(self) -> bool:
+        """Whether the policy as it is now allows what was allowed before."""
+        policy, name = self._egress.policy, self.target.name
+        verdict = self.target.judged(policy)
+        if self.protocol == "link":
+            return verdict.allow is not False or verdict.rule == "default"
+        if not verdict.allow and not (verdict.allow is None and self._asked):
+            return False
+        if self.needs_requests and self.protocol in ("tls", "tcp"):
+            return False  # its requests would have to be seen
+        if not name or name == names.HOST:
+            return True
+        return bool(policy.check_addresses(name, self.target.port, [self.address])[0])
+
+    @property
+    def needs_requests(self) -> bool:
+        """Whether rules are about requests there."""
+        name, port = self.target.name, self.target.port
+        return bool(name) and self._egress.policy.inspects(name, port)
+
+    @property
+    def inspected(self) -> bool:
+        """Whether TLS of it is opened."""
+        return self._egress.inspects(self.target)
+
+    def judge_request(self, method: str, path: str) -> Verdict:
+        """By the policy as it is now."""
+        if not self.needs_requests:
+            return Verdict(True, self.rule, "")
+        verdict = self._egress.policy.judge_request(self.target.name, self.target.port, method, path)
+        return Verdict(True, self.rule, "") if verdict.allow is None and self._asked else verdict
+
+    # -- going on ------------------------------------------------------------------------
+
+    def _allowed(self) -> None:
+        egress, target = self._egress, self.target
+        self._row = egress.log.add(
+            target.name, self.address, target.port, "allow", rule=self.rule, protocol=self.protocol, state="open"
+        )
+        if self.protocol != "link":
+            egress.learned.add(target.name, self.address, target.port)
+
+    def _tie(self, sock: socket.socket) -> None:
+        relay = self._relay = Relay(self.stream, sock, self._egress.meter, self._ended)
+        relay.outward = self._egress.gate(self)
+        self._socket = None
+        relay.start()
+
+    def go_on_http(self, first: bytes) -> None:
+        """It is plain HTTP: every request of it is looked at."""
+        self.saw("http")
+        self._look_into(first, tls=False)
+
+    def go_on_tls(self, first: bytes) -> None:
+        """It is TLS, to be opened."""
+        self.saw("https")
+        self._look_into(first, tls=True)
+
+    def _look_into(self, first: bytes, *, tls: bool) -> None:
+        assert self._relay is not None
+        spoke = self._relay.bytes_in
+        server = SocketChannel(self._relay.detach())
+        client = StreamChannel(self.stream, self._egress.meter, first)
+        client.bytes_in, self._relay, self._channel = spoke, None, client
+        self._task = asyncio.ensure_future(self._serve(client, server, tls=tls, spoke=bool(spoke)))
+
+    async def _serve(self, client: StreamChannel, server: SocketChannel, *, tls: bool, spoke: bool) -> None:
+        self.stream.on_change(None)
+        code, error = 0, None
+        try:
+            if tls and spoke:
+                raise Refused("the server spoke before TLS had begun")
+            await self._egress.look_into(self, client, server, tls=tls)
+            code = errno.EACCES if client.aborted else 0
+        except asyncio.CancelledError:
+            code = errno.ECONNABORTED
+        except Exception as failure:
+            error = failure
+        server.close(reset=bool(code or error))
+        if error is not None and not (isinstance(error, OSError) and self._row is not None):
+            self._failed(error)
+        else:
+            self._end(code or (errno.ECONNRESET if error else 0), **self._refusal)
+
+    def refuse(self, reason: str) -> None:
+        """Who looks into it has refused it; the program was told, if it could be."""
+        self._refusal = {"verdict": "deny", "reason": reason}
+
+    def saw(self, protocol: str, request: str = "") -> None:
+        """What it turned out to be."""
+        self.protocol = self.protocol or protocol
+        if request:
+            self.request = request
+
+    # -- ending --------------------------------------------------------------------------
+
+    def cut(self, reason: str) -> None:
+        """It is not allowed any more: both sides see a reset."""
+        self._cut_reason = self._cut_reason or reason
+        if self._relay is not None and not self._relay.done:
+            self._relay.cut()
+        elif self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def _ended(self, relay: Relay, code: int, error: Exception | None) -> None:
+        if error is not None:
+            self._failed(error)
+        else:
+            self._end(code)
+
+    def _failed(self, error: Exception) -> None:
+        """It could not be made, or must not go on."""
+        if isinstance(error, Refused):
+            self._end(errno.EACCES, verdict="deny", reason=str(error), rule=getattr(error, "rule", self.rule))
+        elif isinstance(error, TimeoutError):
+            self._end(errno.ETIMEDOUT, verdict="fail", reason="it did not answer in time")
+        elif isinstance(error, SlopletError):
+            self._end(errno.EHOSTUNREACH, verdict="fail", reason=error.message)
+        elif isinstance(error, OSError):
+            code = error.errno or errno.EIO
+            self._end(code, verdict="fail", reason=error.strerror or os.strerror(code))
+        else:  # a fault of ours: nothing passes, and it is said
+            self._end(errno.EIO, verdict="fail", reason=f"an error in the proxy: {type(error).__name__}")
+            self._egress.report(error)
+
+    def _end(self, code: int, **more: str) -> None:
+        """The one end of it."""
+        if self._over:
+            return
+        self._over = True
+        if self._socket is not None:
+            close_socket(self._socket, reset=True)
+            self._socket = None
+        self.stream.on_change(None)
+        self.stream.close(closing(code, more.get("reason", "")))
+        if self._cut_reason:
+            more = {"verdict": "cut", "reason": self._cut_reason}
+        self._note(more)
+        self._egress.ended(self)
+
+    def _note(self, more: dict[str, str]) -> None:
+        log, target = self._egress.log, self.target
+        if self._row is not None:
+            log.change(self._row, state="done", **self._counters(), **more)
+        elif more:
+            known = {"rule": self.rule, "protocol": self.protocol, "request": self.request}
+            more = {**known, **more}
+            log.add(target.name, self.address, target.port, more.pop("verdict"), duration=self._age(), **more)
+
+    def _counters(self) -> dict[str, object]:
+        seen = self._relay or self._channel
+        return {
+            "bytes_out": seen.bytes_out if seen is not None else 0,
+            "bytes_in": seen.bytes_in if seen is not None else 0,
+            "duration": self._age(),
+            "protocol": self.protocol,
+            "request": self.request,
+        }
+
+    def _age(self) -> float:
+        return round(asyncio.get_running_loop().time() - self._began, 6)
+
+    def refresh(self) -> None:
+        """Bring its row up to date, for somebody who looks."""
+        if self._row is not None and not self._over:
+            self._row = self._egress.log.note(self._row, **self._counters())
