@@ -1,84 +1,23 @@
-/* A mutating driver for compilers without libFuzzer: replays files, or mutates seeds for some seconds.
- * It knows the shapes of the wire, so that most inputs get past the first check. */
+/* A mutating driver for compilers without libFuzzer: replays files, or for some seconds mutates inputs that a maker
+ * (make_*.c) has made, so that most get past the first check. */
 #define _GNU_SOURCE
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "fields.h"
-#include "frames.h"
-#include "proto.h"
+#include "fuzz_main.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 static uint64_t state = 88172645463325252u;
 
-static uint32_t rnd(uint32_t below)
+uint32_t rnd(uint32_t below)
 {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
     return below ? (uint32_t)(state >> 11) % below : 0;
-}
-
-static size_t make_fields(uint8_t *p, size_t cap)
-{
-    struct fw w = {p, 0, cap, false};
-    char text[40];
-
-    for (uint32_t i = rnd(6); i > 0; i--) {
-        memset(text, 'a', sizeof text);
-        if (rnd(2))
-            fw_int(&w, (int)rnd(70), (int64_t)state);
-        else
-            fw_bytes(&w, (int)rnd(70), text, rnd(sizeof text));
-    }
-    return w.len;
-}
-
-/* As CHANGES tells them, with names of few letters, so that most are nearly right. */
-static size_t make_records(uint8_t *p)
-{
-    static const char letters[] = "..//ab";
-    char name[12];
-    size_t n = 0;
-
-    for (uint32_t i = 1 + rnd(4); i > 0; i--) {
-        struct fw w = {p + n + 4, 0, 300, false};
-        uint32_t len = rnd(sizeof name);
-        for (uint32_t j = 0; j < len; j++)
-            name[j] = letters[rnd(sizeof letters - 1)];
-        if (rnd(4))
-            fw_bytes(&w, TAG_NAME, name, len);
-        w.len += make_fields(w.p + w.len, 100);
-        put32(p + n, (uint32_t)w.len);
-        n += 4 + w.len;
-    }
-    return n;
-}
-
-static size_t make_input(uint8_t *p)
-{
-    static const char users[] = "root:x:0:0::/root:/bin/sh\nweb:x:33:33:,:/var/www:/bin/false\nweb:x:33:web,b,web\n";
-    size_t n = 1;
-
-    p[0] = (uint8_t)rnd(4);
-    if (p[0] == 3) {
-        memcpy(p + 1, users, sizeof users - 1);
-        return sizeof users;
-    }
-    if (p[0] == 1)
-        return 1 + make_fields(p + 1, 400);
-    if (p[0] == 2)
-        return 1 + make_records(p + 1);
-    for (uint32_t i = 1 + rnd(5); i > 0; i--) {
-        size_t len = make_fields(p + n + WIRE_HEADER_SIZE, 300);
-        frame_header(p + n, (uint8_t)(1 + rnd(11)), 0, rnd(4) ? 1 + 2 * rnd(9) : 0, (uint32_t)len);
-        n += WIRE_HEADER_SIZE + len;
-    }
-    return n;
 }
 
 static size_t mutate(uint8_t *p, size_t n)
