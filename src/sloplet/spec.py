@@ -185,29 +185,28 @@ class SandboxSpec:
             raise SpecError(f"engine={str(engine)[:80]!r} is not an engine name", hint="see `sloplet doctor`")
         if at_least is not None and at_least not in RUNGS:
             raise SpecError(f"at_least={str(at_least)[:80]!r} is not a rung", hint=f"one of {', '.join(RUNGS)}")
-        return _with_network(
-            SandboxSpec(
-                name=name,
-                image=_text("image", image, 4096),
-                engine=engine,
-                at_least=at_least if at_least is None else str(at_least),
-                limits=Limits.make(cpus, memory, disk, pids, open_files),
-                ttl=None if ttl is None else parse_duration(ttl, "ttl"),
-                env=check_env(env or {}),
-                workdir=_absolute("workdir", workdir),
-                user=_text("user", user, 256),
-                allow_weaker=bool(allow_weaker),
-                template=None if template is None else check_snapshot_name(template, "template"),
-                idle=None if idle is None else parse_duration(idle, "idle"),
-                undo=_bounded("undo", undo, MAX_UNDO),
-                checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
-                pool=_bounded("pool", pool, MAX_POOL),
-                network=check_network(network),
-                secrets=() if secrets is None else check_secrets(secrets),
-                ports=() if ports is None else check_ports(ports),
-                links=() if links is None else check_links(links),
-            )
+        spec = SandboxSpec(
+            name=name,
+            image=_text("image", image, 4096),
+            engine=engine,
+            at_least=at_least if at_least is None else str(at_least),
+            limits=Limits.make(cpus, memory, disk, pids, open_files),
+            ttl=None if ttl is None else parse_duration(ttl, "ttl"),
+            env=check_env(env or {}),
+            workdir=_absolute("workdir", workdir),
+            user=_text("user", user, 256),
+            allow_weaker=bool(allow_weaker),
+            template=None if template is None else check_snapshot_name(template, "template"),
+            idle=None if idle is None else parse_duration(idle, "idle"),
+            undo=_bounded("undo", undo, MAX_UNDO),
+            checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
+            pool=_bounded("pool", pool, MAX_POOL),
+            network=check_network(network),
+            secrets=() if secrets is None else check_secrets(secrets),
+            ports=() if ports is None else check_ports(ports),
+            links=() if links is None else check_links(links),
         )
+        return spec if spec.template else check_network_needs(spec)  # with a template: when it is known
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
@@ -232,9 +231,9 @@ class SandboxSpec:
         return SandboxSpec(**values, limits=Limits(**limits))
 
 
-def _with_network(spec: SandboxSpec) -> SandboxSpec:
-    """What needs a network has one: the sandbox's own, or its template's."""
-    if spec.network.mode == "none" and not spec.template:
+def check_network_needs(spec: SandboxSpec) -> SandboxSpec:
+    """What needs a network has one."""
+    if spec.network.mode == "none":
         for what in ("secrets", "links"):
             if getattr(spec, what):
                 raise SpecError(f"{what} need a network", hint="add network=Network(allow=[...])")

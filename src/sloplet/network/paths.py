@@ -55,26 +55,22 @@ def _glob(pattern: str, text: str) -> bool:
 
 
 def forms(target: str) -> tuple[str, ...]:
-    """The paths that servers may take a request's target for: as sent, decoded, with dots, doubled slashes and
-    parameters resolved. Empty if it cannot be told. A request is allowed only if it is in every form."""
+    """The paths that servers may take a request's target for: decoded once and more often, with dots, doubled slashes
+    and parameters resolved. Empty if it cannot be told. A request is allowed only if it is in every form."""
     path = re.split(r"[?#]", target, maxsplit=1)[0]
     if _PLAIN_RE.match(path) and path:
         return (path,)
     if not path.startswith("/") or len(path) > MAX_PATH or not path.isascii() or not path.isprintable():
         return ()
-    found = [path]
-    for _ in range(_MOST_DECODINGS):
-        decoded = unquote(path, encoding="utf-8", errors="replace")
-        if decoded == path:
-            break
-        path = decoded
-        found.append(path)
-    else:
-        if unquote(path) != path:
+    levels = [path]
+    while (decoded := unquote(levels[-1], encoding="utf-8", errors="replace")) != levels[-1]:
+        if len(levels) > _MOST_DECODINGS:
             return ()
+        levels.append(decoded)
+    path, found = levels[-1], levels[1:] or levels
     if any(ord(char) < 32 or ord(char) == 127 for char in path):
         return ()
-    for seen in tuple(found):
+    for seen in levels[-len(found) :]:
         slashed = seen.replace("\\", "/")
         found += [_resolved(slashed), _resolved(re.sub(r";[^/]*", "", slashed))]
     return tuple(dict.fromkeys(found))

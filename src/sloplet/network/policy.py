@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from . import paths, reasons
+from .addresses import LOCAL, Address, parse, special
+from .lookup import Lookup, Rank, rank
+from .names import HOST, BadName, is_loopback, is_number, normal
 from .rules import Rule, parse_rule, rule_text
 
 __all__ = ["Policy", "Verdict", "rule_text"]
+
+DEFAULT = "default"
+LEARN = "learn"
+_MOST_KNOWN = 1024
+_NOT_YET: Rank = (-1, -1, -1, -1, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,11 @@ class Policy:
     """What a sandbox may reach. Immutable; made by ``presets.policy_of(spec)``."""
 
     def __init__(self, rules: Iterable[Rule] = (), *, asks: bool = False, learn: bool = False) -> None:
-        raise NotImplementedError
+        self.rules = tuple(rules)
+        self._lookup = Lookup(self.rules)
+        self._asks, self._learn = asks, learn
+        self._nothing = all(rule.deny for rule in self.rules)
+        self._known: dict[tuple[str, int], Verdict] = {}  # the same question has the same answer
 
     @staticmethod
     def of(allow: Iterable[str] = (), deny: Iterable[str] = (), *, asks: bool = False, learn: bool = False) -> Policy:
@@ -38,25 +51,195 @@ class Policy:
 
     def judge(self, name: str, port: int) -> Verdict:
         """A connection to a name (a text that is an address in any notation is judged as that address)."""
-        raise NotImplementedError
+        verdict = self._known.get((name, port))
+        if verdict is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            verdict = self._known[name, port] = self._judge(name, port)
+        return verdict
+
+    def _judge(self, name: str, port: int) -> Verdict:
+        try:
+            clean = normal(name)
+        except BadName:
+            return self.judge_address(name, port)
+        if not 1 <= port <= 65535:
+            return Verdict(False, DEFAULT, reasons.no_port(clean, port))
+        if is_loopback(clean):
+            return Verdict(False, DEFAULT, reasons.loopback(clean, port))
+        rule = self._of_connection(clean, port)
+        if rule is None:
+            return self._undecided(clean, port)
+        if rule.deny:
+            return Verdict(False, rule.label, reasons.denied(clean, port, rule))
+        return Verdict(True, rule.label, f"allowed by '{rule.label}'")
 
     def judge_address(self, address: str, port: int) -> Verdict:
         """A connection to a literal address: by rules for addresses only."""
-        raise NotImplementedError
+        parsed = parse(address)
+        if parsed is None:
+            return Verdict(False, DEFAULT, reasons.no_name(address))
+        if not 1 <= port <= 65535:
+            return Verdict(False, DEFAULT, reasons.no_port(str(parsed), port))
+        rule = self._of_address(parsed, port)
+        if rule is not None:
+            if rule.deny:
+                return Verdict(False, rule.label, reasons.denied(str(parsed), port, rule))
+            return Verdict(True, rule.label, f"allowed by '{rule.label}'")
+        if special(parsed) is None:
+            if self._learn:
+                return Verdict(True, LEARN, "everything public is allowed while it is learned")
+            if self._asks:
+                return Verdict(None, DEFAULT, reasons.unknown_address(self._lookup, parsed, port))
+        return Verdict(False, DEFAULT, reasons.unknown_address(self._lookup, parsed, port))
 
     def check_addresses(self, name: str, port: int, addresses: Iterable[str]) -> tuple[list[str], Verdict]:
         """Of what an allowed name resolved to, in that order, the addresses that may be dialled."""
-        raise NotImplementedError
+        try:
+            clean = normal(name)
+        except BadName:
+            return [], Verdict(False, DEFAULT, reasons.no_name(name))
+        decider = self._of_connection(clean, port)
+        allowed: list[str] = []
+        refusal: Verdict | None = None
+        for text in addresses:
+            parsed = parse(text)
+            if parsed is None:
+                continue
+            found = self._refusal(clean, port, parsed, decider)
+            if found is None:
+                allowed.append(text)
+            refusal = refusal or found
+        if allowed:
+            label = decider.label if decider is not None else LEARN if self._learn else DEFAULT
+            return allowed, Verdict(True, label, f"allowed by '{label}'")
+        return [], refusal or Verdict(False, DEFAULT, f"{clean} has no address")
 
     def may_resolve(self, name: str) -> bool:
         """Is there a port on which it could be allowed, or asked? If not, the name never leaves the host."""
-        raise NotImplementedError
+        try:
+            clean = normal(name)
+        except BadName:
+            return False
+        if is_loopback(clean):
+            return False
+        rules = [rule for _, found in self._lookup.of_name(clean) for rule in found]
+        # between two of these ports every verdict is the same
+        ports = {1} | {edge for rule in rules for low, high in rule.host.ports.spans for edge in (low, high + 1)}
+        for port in ports:
+            decider = self._of_connection(clean, port) if port <= 65535 else None
+            if (not decider.deny) if decider is not None else (self._open(clean) and port <= 65535):
+                return True
+        return False
 
     def inspects(self, name: str, port: int) -> bool:
         """Do rules look at requests there?"""
-        raise NotImplementedError
+        try:
+            return self._ranked(normal(name), port)[2]
+        except BadName:
+            return False
 
     def judge_request(self, name: str, port: int, method: str, path: str) -> Verdict:
         """One request on an allowed connection. None: no rule decides; where the connection was let through by an
         answer, so is the request."""
-        raise NotImplementedError
+        try:
+            clean = normal(name)
+        except BadName:
+            return self.judge_address(name, port)
+        if not self.inspects(clean, port):
+            return self.judge(clean, port)
+        forms = paths.forms(path)
+        if not forms:
+            return Verdict(False, DEFAULT, reasons.ambiguous_path(clean))
+        verdicts = [self._of_form(clean, port, method, form) for form in forms]
+        return min(verdicts, key=lambda verdict: (verdict.allow is True, verdict.allow is None))
+
+    # -- the parts -------------------------------------------------------------------------------------
+
+    def _open(self, name: str) -> bool:
+        """Could a name that no rule decides about be let through all the same?"""
+        return (self._asks or self._learn) and name != HOST
+
+    def _undecided(self, name: str, port: int) -> Verdict:
+        if self._learn and name != HOST:
+            return Verdict(True, LEARN, "everything public is allowed while it is learned")
+        reason = reasons.unknown_name(self._lookup, name, port, nothing=self._nothing)
+        return Verdict(None if self._open(name) else False, DEFAULT, reason)
+
+    def _ranked(self, name: str, port: int) -> tuple[Rule | None, Rule | None, bool]:
+        """(the rule that decides about all requests, one that allows some in spite of it, do requests matter)."""
+        base, some, matters = None, None, False
+        base_rank = some_rank = _NOT_YET
+        looking: list[tuple[Rank, Rule]] = []
+        for host, rules in self._lookup.of_name(name):
+            for rule in rules:
+                exact = rule.host.ports.match(port)
+                if exact < 0:
+                    continue
+                ranked = rank(host, exact, rule)
+                if rule.of_requests:
+                    looking.append((ranked, rule))
+                elif ranked > base_rank:
+                    base, base_rank = rule, ranked
+            if base is not None:
+                break
+        for ranked, rule in looking:
+            if ranked > base_rank:
+                matters = True
+                if not rule.deny and ranked > some_rank:
+                    some, some_rank = rule, ranked
+        return base, some, matters
+
+    def _of_connection(self, name: str, port: int) -> Rule | None:
+        """What decides whether there may be a connection at all: some request on it must be possible."""
+        base, some, _ = self._ranked(name, port)
+        return some if some is not None and (base is None or base.deny) else base
+
+    def _of_form(self, name: str, port: int, method: str, path: str) -> Verdict:
+        best, best_rank, seen = None, _NOT_YET, []
+        for host, rules in self._lookup.of_name(name):
+            for rule in rules:
+                exact = rule.host.ports.match(port)
+                if exact < 0:
+                    continue
+                seen.append(rule)
+                if rule.takes(method, path) and (ranked := rank(host, exact, rule)) > best_rank:
+                    best, best_rank = rule, ranked
+            if best is not None:
+                break
+        if best is not None:
+            if best.deny:
+                return Verdict(False, best.label, reasons.denied_request(name, method, path, best))
+            return Verdict(True, best.label, f"allowed by '{best.label}'")
+        if self._learn:
+            return Verdict(True, LEARN, "everything public is allowed while it is learned")
+        reason = reasons.unknown_request(name, port, method, path, seen)
+        return Verdict(None if self._asks else False, DEFAULT, reason)
+
+    def _of_address(self, address: Address, port: int) -> Rule | None:
+        best, best_rank = None, _NOT_YET
+        for length, rule in self._lookup.of_address(address):
+            exact = rule.host.ports.match(port)
+            if exact >= 0 and (ranked := rank(length, exact, rule)) > best_rank:
+                best, best_rank = rule, ranked
+        return best
+
+    def _refusal(self, name: str, port: int, address: Address, decider: Rule | None) -> Verdict | None:
+        """Why an address that a name led to is not dialled; None if it is."""
+        by_address = self._of_address(address, port)
+        if by_address is not None and by_address.deny:
+            return Verdict(False, by_address.label, reasons.leads_to_denied(name, address, by_address))
+        found = special(address)
+        if name == HOST:
+            good = decider is not None and not decider.deny and found is not None and "loopback" in found.what
+            return None if good else Verdict(False, DEFAULT, reasons.host_itself(port))
+        if found is None or by_address is not None:
+            return None
+        if decider is not None and decider.local and found.what in LOCAL:
+            return None
+        return Verdict(False, DEFAULT, reasons.leads_to(name, address, port, found.what))
+
+
+def is_address(text: str) -> bool:
+    """Is a text from inside an address rather than a name, in whatever notation?"""
+    return ":" in text or is_number(text.lower().removesuffix("."))

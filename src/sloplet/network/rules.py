@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import SpecError
 from . import paths
 from .addresses import parse
-from .hosts import ALLOWED, EVERY, NO_MATCH, Host, Ports, read_host
-from .names import BadName, normal, shown
+from .hosts import ALLOWED, EVERY, Host, Ports, read_host
+from .names import HOST, BadName, normal, shown
 
 MAX_TEXT = 2048
 _RULE_RE = re.compile(
@@ -71,9 +71,9 @@ def parse_rule(text: object, *, deny: bool = False, source: str = "", local: boo
     path = None if path is None else paths.check_pattern(path, str(text))
     if path in ("/", "/*"):  # everything there is
         path = None
-    if (methods is not None or path is not None) and (host.net is not None or not host.name):
+    if (methods is not None or path is not None) and host.net is not None:
         raise SpecError(
-            f"{shown(str(text))} looks at requests without a name", hint="methods and paths need a host name"
+            f"{shown(str(text))} looks at requests to an address", hint="methods and paths need a host name"
         )
     if deny and local:
         local = False
@@ -131,25 +131,11 @@ def _canonical(methods: frozenset[str] | None, scheme: str, host: Host, path: st
 def rule_text(host: str, port: int) -> str:
     """The shortest rule that allows this name or address on this port: what a refused program would have to ask for."""
     address = parse(host)
-    if address is None:
+    if address is not None:
+        shape = f"[{address}]" if address.version == 6 else str(address)
+    else:
         try:
             shape = normal(host)
         except BadName as error:
             raise SpecError(str(error)) from None
-    else:
-        shape = f"[{address}]" if address.version == 6 else str(address)
-    return (
-        shape if address is None and port in (80, 443) and shape != "host.sloplet" else _with_port(shape, address, port)
-    )
-
-
-def _with_port(shape: str, address: object, port: int) -> str:
-    return shape if address is not None and port in (80, 443) else f"{shape}:{port}"
-
-
-def matching(rule: Rule, port: int) -> bool:
-    return rule.port(port) != NO_MATCH
-
-
-def labelled(rule: Rule, source: str) -> Rule:
-    return replace(rule, source=source)
+    return shape if port in (80, 443) and shape != HOST else f"{shape}:{port}"

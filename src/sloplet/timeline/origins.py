@@ -16,7 +16,7 @@ from ..errors import (
 )
 from ..live import Live
 from ..netspec import SecretSpec
-from ..spec import SandboxSpec
+from ..spec import SandboxSpec, check_network_needs
 from ..state.opened import Opened
 
 
@@ -66,7 +66,7 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
             )
     if asked.network.mode != "none" and base.network.mode == "none" and template.kind == "live":
         raise SpecError(
-            f"the template {template.name or template.id} was saved while it ran without a network, and cannot have one",
+            f"the template {template.name or template.id} was saved running without a network, and cannot have one",
             hint="leave network out, or make the template of a sandbox with network=Network()",
         )
     if asked.engine not in ("auto", template.engine):
@@ -81,7 +81,7 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         raise SpecError(
             f"disk={limits['disk']} is not the size of the template's disk", hint=f"it has {base.limits.disk} bytes"
         )
-    return replace(
+    found = replace(
         asked,
         image=base.image,
         engine=template.engine,
@@ -93,6 +93,7 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         authority=base.authority,
         limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
     )
+    return check_network_needs(found)
 
 
 def _secrets(base: SandboxSpec, asked: SandboxSpec) -> tuple[SecretSpec, ...]:
