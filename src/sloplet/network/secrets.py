@@ -1,9 +1,30 @@
-"""Placeholders and what stands for them: swapped for bound hosts inside TLS, refused everywhere else."""
+"""Placeholders and what stands for them: swapped for bound hosts inside TLS, refused everywhere else.
+
+Nothing of a value is in any text, repr or exception made here.
+"""
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
+from urllib.parse import quote, unquote_to_bytes
+
+from ..errors import SpecError
+from .channel import Refused
+from .http1 import Head, Request, Response, with_field
+from .needles import Replacer, Scanner, disguises
+
+_SHORTEST_PLACEHOLDER = 8
+_SHORTEST_SCRUBBED = 8  # a shorter value would be found in what has nothing to do with it
+_LONGEST_VALUE = 16 * 1024
+_MAX_REMEMBERED = 64
+#: Headers that say how a message is to be read: never changed.
+_FIXED = frozenset(
+    b"host content-length transfer-encoding connection upgrade te trailer expect content-type content-encoding".split()
+)
 
 
 class Spec(Protocol):
@@ -22,38 +43,236 @@ class Spec(Protocol):
     def placeholder(self) -> str: ...
 
 
-class Scanner:
-    """Watches a stream that is not HTTP for placeholders, across the borders of its pieces."""
-
-    def feed(self, data: bytes) -> bytes:
-        """What may be sent on now: what could be the beginning of a placeholder is held. Refused if there is one."""
-        raise NotImplementedError
-
-    def finish(self) -> bytes:
-        """What was held, at the end of the stream."""
-        raise NotImplementedError
-
-
 class SecretTable:
-    """The secrets of one sandbox, with their values. Values are in no repr, text or exception of this."""
+    """The secrets of one sandbox, with their values."""
 
     def __init__(self, specs: Iterable[Spec], values: Mapping[str, str | None] | None = None) -> None:
-        raise NotImplementedError
+        self._specs = {spec.name: spec for spec in specs}
+        self._values: dict[str, str] = {}
+        for spec in self._specs.values():
+            if len(spec.placeholder) < _SHORTEST_PLACEHOLDER or not spec.placeholder.isascii():
+                raise SpecError(
+                    f"the placeholder of the secret {spec.name} cannot be told from other text",
+                    hint=f"{_SHORTEST_PLACEHOLDER} or more ASCII characters",
+                )
+        if values:
+            self.set(values)
+
+    def __repr__(self) -> str:
+        return f"SecretTable({', '.join(self._specs)})"
 
     def set(self, values: Mapping[str, str | None]) -> None:
-        """New values, at once, also for open connections; None takes one away. SpecError: unknown name, or a value
-        that cannot be put where it is asked for."""
-        raise NotImplementedError
+        """New values, at once, also for open connections; None takes one away. SpecError: an unknown name, or a value
+        that cannot be put where it is asked for; then nothing has changed."""
+        for name, value in values.items():
+            if name not in self._specs:
+                raise SpecError(
+                    f"this sandbox has no secret {name[:80]!r}", hint=", ".join(self._specs) or "it has none"
+                )
+            if value is not None:
+                self._check(self._specs[name], value)
+        for name, value in values.items():
+            if value is None:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = value
+
+    def _check(self, spec: Spec, value: str) -> None:
+        wrong = ""
+        if not isinstance(value, str) or not value:
+            wrong = "is empty"
+        elif len(value) > _LONGEST_VALUE:
+            wrong = f"is longer than {_LONGEST_VALUE} characters"
+        elif any(other.placeholder in value for other in self._specs.values()):
+            wrong = "holds a placeholder"
+        elif "headers" in spec.where and (value != value.strip() or any(ord(c) < 32 or ord(c) == 127 for c in value)):
+            wrong = "has line ends, other control characters, or spaces around it, which no header can hold"
+        if wrong:
+            raise SpecError(f"the value of the secret {spec.name} {wrong}")
 
     @property
     def placeholders(self) -> dict[str, str]:
         """By name: what the sandbox's environment holds."""
-        raise NotImplementedError
+        return {spec.name: spec.placeholder for spec in self._specs.values()}
 
     def values(self) -> dict[str, str]:
         """Those that are known now: for a fork in the same holder."""
-        raise NotImplementedError
+        return dict(self._values)
 
-    def scan(self) -> Scanner:
+    def at(self, host: str, port: int, *, secure: bool) -> Here:
+        """For one HTTP connection; ``secure``: inside TLS that we opened and whose server was verified."""
+        bound = [spec for spec in self._specs.values() if any(_covers(item, host, port) for item in spec.hosts)]
+        return Here(self, host, bound if secure else [], secure)
+
+    def scan(self, where: str = "on a connection that is not HTTP over TLS") -> Scanner:
         """For the program's side of one opaque connection (and of HTTP judged by address)."""
-        raise NotImplementedError
+        return Scanner(
+            {
+                needle: f"the placeholder of the secret {spec.name} was sent {where}; it is only for "
+                f"{', '.join(spec.hosts)}, over TLS"
+                for spec in self._specs.values()
+                for needle in disguises(spec.placeholder.encode())
+            }
+        )
+
+    def value(self, spec: Spec) -> bytes:
+        """Refused if it has none now."""
+        if spec.name not in self._values:
+            raise Refused(f"the secret {spec.name} has no value now: give it again (set_secrets)")
+        return self._values[spec.name].encode()
+
+    def known(self, spec: Spec) -> bool:
+        return spec.name in self._values
+
+    def others(self, bound: Sequence[Spec]) -> list[Spec]:
+        return [spec for spec in self._specs.values() if spec not in bound]
+
+
+def _covers(pattern: str, host: str, port: int) -> bool:
+    name, colon, number = pattern.rpartition(":")
+    if colon and number.isdigit() and "]" not in number and (":" not in name or name.startswith("[")):
+        if int(number) != port:
+            return False
+        pattern = name
+    pattern, host = pattern.lower().strip("[]"), host.lower()
+    return host.endswith(pattern[1:]) and host != pattern[1:] if pattern.startswith("*.") else host == pattern
+
+
+class Here:
+    """The secrets as they are on one connection."""
+
+    def __init__(self, table: SecretTable, host: str, bound: list[Spec], secure: bool) -> None:
+        self._table = table
+        self._host = host
+        self._bound = bound
+        self._scrubbed: dict[bytes, bytes] = {}  # what may come back -> what is shown instead
+        over = "" if secure else " without TLS"
+        self._foreign = Scanner(
+            {
+                needle: f"the placeholder of the secret {spec.name} was sent to {host}{over}; it is only for "
+                f"{', '.join(spec.hosts)}, over TLS"
+                for spec in table.others(bound)
+                for needle in disguises(spec.placeholder.encode())
+            }
+        )
+
+    # -- requests ----------------------------------------------------------------------
+
+    def swap_head(self, request: Request) -> Request:
+        """With values in place of placeholders; Refused if one is where it must not be, or has no value."""
+        for spec in self._bound:
+            place = spec.placeholder.encode()
+            if "query" in spec.where:
+                request = self._swap_query(request, spec, place)
+            if "headers" in spec.where:
+                request = replace(request, fields=tuple(self._swap_field(item, spec, place) for item in request.fields))
+        self._check_rest(request)
+        if self._scrubs():
+            self._remember()
+            request = replace(request, fields=with_field(request.fields, b"Accept-Encoding", b"identity"))
+        return request
+
+    def _swap_query(self, request: Request, spec: Spec, place: bytes) -> Request:
+        path, mark, query = request.target.partition(b"?")
+        for form in {place, quote(place, safe="").encode()}:
+            if form in query:
+                query = query.replace(form, quote(self._table.value(spec), safe="").encode())
+        return replace(request, target=path + mark + query)
+
+    def _swap_field(self, field: tuple[bytes, bytes], spec: Spec, place: bytes) -> tuple[bytes, bytes]:
+        name, value = field
+        if name.lower() in _FIXED:
+            return field
+        if place in value:
+            return name, value.replace(place, self._table.value(spec))
+        scheme, _, coded = value.partition(b" ")
+        if scheme.lower() == b"basic":
+            plain = _decoded(coded.strip())
+            if place in plain:
+                swapped = b64encode(plain.replace(place, self._table.value(spec)))
+                if len(self._scrubbed) < _MAX_REMEMBERED:
+                    self._scrubbed[swapped] = coded.strip()
+                return name, scheme + b" " + swapped
+        return field
+
+    def _check_rest(self, request: Request) -> None:
+        """No placeholder is left in the head."""
+        text = b"\n".join((request.encode(), unquote_to_bytes(request.target)))
+        self._foreign.check(text)
+        for spec in self._bound:
+            for needle in disguises(spec.placeholder.encode()):
+                if needle in text:
+                    place = "target" if needle in unquote_to_bytes(request.target) else "headers"
+                    raise Refused(
+                        f"the placeholder of the secret {spec.name} is in the {place} of a request to {self._host} "
+                        f"in a way that is not swapped; it is for {', '.join(spec.where)} (where=)"
+                    )
+
+    def body_scan(self) -> Scanner:
+        """For a request's body: placeholders of secrets that are not for this host. Those that are, but not for
+        bodies, may pass as the mere text they are: transcripts are full of them."""
+        reasons = dict(self._foreign.reasons)
+        for spec in self._bound:
+            if "body" in spec.where and not self._table.known(spec):
+                reasons[spec.placeholder.encode()] = f"the secret {spec.name} has no value now: give it again"
+        return Scanner(reasons)
+
+    def body_swap(self, request: Request) -> Replacer | None:
+        """For a request's body; None if nothing is to be swapped in it. Compressed bodies are not looked into."""
+        if any(coding != b"identity" for coding in request.tokens(b"content-encoding")):
+            return None
+        kind = b"".join(request.values(b"content-type")).partition(b";")[0].strip().lower()
+        pairs: dict[bytes, bytes] = {}
+        for spec in self._bound:
+            if "body" in spec.where and self._table.known(spec):
+                place, value = spec.placeholder.encode(), self._table.value(spec)
+                pairs[place] = _escaped(value, kind)
+                if kind == b"application/x-www-form-urlencoded":
+                    pairs[quote(place, safe="").encode()] = pairs[place]
+        return Replacer(pairs) if pairs else None
+
+    # -- responses ---------------------------------------------------------------------
+
+    def _scrubs(self) -> bool:
+        return any(self._table.known(spec) for spec in self._bound)
+
+    def _remember(self) -> None:
+        """The values of now, in the forms in which a server may send them back; those of before a rotation stay."""
+        for spec in self._bound:
+            if self._table.known(spec) and len(self._scrubbed) < _MAX_REMEMBERED:
+                value = self._table.value(spec)
+                if len(value) >= _SHORTEST_SCRUBBED:
+                    for form in {value, quote(value, safe="").encode(), _escaped(value, b"application/json")}:
+                        self._scrubbed[form] = spec.placeholder.encode()
+
+    def scrub_head(self, response: Response) -> Response:
+        """With placeholders in place of values that the server sends back."""
+        if not self._scrubbed:
+            return response
+        scrub = Replacer(self._scrubbed)
+        fields = tuple(
+            (name, value if name.lower() in _FIXED else scrub.whole(value)) for name, value in response.fields
+        )
+        return replace(response, fields=fields, reason=scrub.whole(response.reason))
+
+    def scrub_body(self, response: Head, *, same_length: bool) -> Replacer | None:
+        """For a response's body; None if there is nothing to do."""
+        if not self._scrubbed or any(coding != b"identity" for coding in response.tokens(b"content-encoding")):
+            return None
+        return Replacer(self._scrubbed, same_length=same_length)
+
+
+def _decoded(coded: bytes) -> bytes:
+    try:
+        return b64decode(coded + b"=" * (-len(coded) % 4), validate=True)
+    except ValueError:
+        return b""
+
+
+def _escaped(value: bytes, kind: bytes) -> bytes:
+    """As it is written in a body of that type."""
+    if kind == b"application/x-www-form-urlencoded":
+        return quote(value, safe="").encode()
+    if kind == b"application/json" or kind.endswith(b"+json"):
+        return json.dumps(value.decode())[1:-1].encode()
+    return value

@@ -63,12 +63,14 @@ def sniff(data: bytes) -> Tls | Http | Opaque | Broken | None:
 
 
 def _http(data: bytes) -> Http | Opaque | None:
-    line, newline, _ = data.lstrip(b"\r\n").partition(b"\n")
-    line = line.lstrip(b" \t")
-    over = bool(newline) or len(data) >= _LINE_LIMIT
+    line, newline, _ = data.lstrip(b"\r\n \t").partition(b"\n")
+    long = len(data) >= _LINE_LIMIT
+    if not line:
+        return Http() if long else None
+    over = bool(newline) or long
     token = _TOKEN.match(line)
     if token is None:
-        return Opaque() if line or over else None
+        return Opaque()
     word, rest = token[0], line[token.end() :]
     if not rest:
         return Opaque() if over else None
@@ -78,8 +80,8 @@ def _http(data: bytes) -> Http | Opaque | None:
         return Http()
     if not over:
         return None
-    simple = word.upper() in _PLAIN_METHODS and (rest.strip()[:1] == b"/" or b"://" in rest)
-    return Http() if simple else Opaque()
+    target = rest.strip()[:1] == b"/" or b"://" in rest
+    return Http() if target and (not newline or word.upper() in _PLAIN_METHODS) else Opaque()
 
 
 # -- TLS -------------------------------------------------------------------------------
@@ -146,8 +148,10 @@ def _handshake(data: bytes) -> bytes | None:
             need = 4 + int.from_bytes(message[1:4], "big")
             if need > LIMIT:
                 raise _Bad(f"is longer than {LIMIT} bytes")
-            if len(message) >= need:
-                return message[4:need]
+            if len(message) > need:
+                raise _Bad("is followed by something in its own record")
+            if len(message) == need:
+                return message[4:]
         if at > len(data):
             return None
 
