@@ -6,7 +6,6 @@ meaning, so they are kept sorted: equal settings are equal specs.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -241,6 +240,8 @@ def _known(given: Iterable[object], known: Iterable[str]) -> None:
     keys = list(known)
     for key in given:
         if key not in keys:
+            import difflib
+
             near = difflib.get_close_matches(str(key)[:80].lower(), keys, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
             raise SpecError(f"a network has no {str(key)[:80]!r}", hint=hint)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .netoptions import network_options
 from .options import Verb, json_option, life_options, sandbox_arguments, spec_options, template_option
 from .output import print_json
 from .working import finish, working
@@ -21,11 +22,13 @@ from .working import finish, working
     sloplet create dev --reuse && sloplet exec dev -- make
     sloplet create web --template warm --idle 5m --checkpoint-every 60s
     sloplet create careful --undo 10
+    sloplet create web --port 8000 --allow pypi.org --allow files.pythonhosted.org
     """,
 )
 @click.argument("name")
 @spec_options
 @template_option
+@network_options
 @life_options
 @click.option("--reuse", is_flag=True, help="Fine if it is there already with the same settings.")
 @json_option
@@ -40,13 +43,18 @@ def create(name: str, reuse: bool, as_json: bool, **options: Any) -> None:
 
 async def _create(name: str, arguments: dict[str, Any], reuse: bool) -> Any:
     from ..keeper.client import keeper_controller
+    from ..network_api import read_secrets
     from ..sandbox import AsyncSandbox
 
     box = AsyncSandbox(name, **arguments)  # refuses nonsense before a keeper is started
     if reuse:
         return await working(f"starting {name}", box.start())
     controller = await keeper_controller()
-    return await working(f"starting {name}", controller.create(box.spec))
+    values = await read_secrets(arguments.get("secrets", {}))
+    info = await working(f"starting {name}", controller.create(box.spec))
+    if values:
+        await controller.set_secrets(info.id, values)
+    return info
 
 
 async def _look(name: str) -> str:

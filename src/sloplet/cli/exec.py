@@ -17,7 +17,7 @@ from .options import (
     name_argument,
 )
 from .output import print_json
-from .run import execute, io_options
+from .run import asked_by, execute, io_options
 
 
 @click.command(
@@ -37,6 +37,7 @@ from .run import execute, io_options
 @env_options
 @click.option("-u", "--user", metavar="USER", help="A name or uid[:gid]. [default: the sandbox's]")
 @click.option("-w", "--cwd", "--workdir", "cwd", metavar="PATH", help="Where it begins. [default: the sandbox's]")
+@click.option("--ask", is_flag=True, help="Ask in your terminal about connections that no rule decides.")
 @click.option("-d", "--detach", is_flag=True, help="Leave it running; print its pid for logs, attach and ps.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
@@ -56,14 +57,17 @@ async def _exec(name: str, argv: list[str], options: dict[str, Any]) -> int:
 
 
 async def _connected(name: str, argv: list[str], options: dict[str, Any], signals: Any) -> int:
+    from .asking import answering
     from .opening import open_box
     from .session import Wiring
 
+    ask = asked_by(options)
     box = await open_box(name)
     if options["detach"]:
         return await _detached(box, argv, options)
     wiring = Wiring(interactive=options["interactive"], tty=options["tty"], capture=options["as_json"])
-    code, _ = await execute(box, argv, options, wiring, signals)
+    async with answering(box, ask):
+        code, _ = await execute(box, argv, options, wiring, signals)
     return code
 
 

@@ -124,13 +124,18 @@ SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "o
 _WHOLE = ("pids", "open_files", "pool", "undo")
 
 
-def sandbox_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of ``AsyncSandbox`` from parsed options of these; they are validated there."""
+def sandbox_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any]:
+    """The keyword arguments of ``AsyncSandbox`` from parsed options of these; they are validated there. ``ask``: whom
+    to ask about connections (True: nobody yet)."""
     arguments = {key: options[key] for key in SPEC_KEYS if options.get(key) is not None}
     for key in _WHOLE:
         if key in arguments:
             arguments[key] = whole_number(key.replace("_", "-"), arguments[key])
     arguments["env"] = environment(options.get("env", ()), options.get("env_files", ()))
+    if "allow" in options:
+        from .netoptions import network_arguments
+
+        arguments.update(network_arguments(options, ask))
     return arguments
 
 

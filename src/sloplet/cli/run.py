@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import SpecError
+from .netoptions import network_options
 from .options import (
     COMMAND_SETTINGS,
     Verb,
@@ -18,7 +20,7 @@ from .options import (
     stacked,
     template_option,
 )
-from .output import complain, print_json, size
+from .output import complain, note, plain, print_json, size
 
 if TYPE_CHECKING:
     from ..results import Result
@@ -49,10 +51,13 @@ io_options = stacked(
     sloplet run --at-least container --json -- id
     sloplet run -it -- bash
     sloplet run --template warm -- python3 -c 'import numpy'
+    sloplet run --allow @package-indexes -- pip install --user requests
+    sloplet run --allow api.github.com --secret GITHUB_TOKEN@api.github.com -- gh api user
     """,
 )
 @spec_options
 @template_option
+@network_options
 @io_options
 @click.option("--copy", "copies", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder in, before.")
 @click.option("--out", "outs", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder out, afterwards.")
@@ -72,9 +77,29 @@ async def run_fresh(argv: list[str], options: dict[str, Any]) -> int:
     from ..sandbox import AsyncSandbox
     from .session import Signals, guarded
 
-    box = AsyncSandbox(**sandbox_arguments(options))
+    box = AsyncSandbox(**sandbox_arguments(options, asked_by(options)))
     with Signals() as signals:
         return await guarded(_run(box, argv, options, signals), signals)
+
+
+def asked_by(options: dict[str, Any]) -> Any:
+    """Who answers where --ask is given: the person at this terminal, or nobody. The terminal is then not the
+    command's."""
+    if not options.get("ask"):
+        return True
+    if options["tty"] or options["interactive"]:
+        raise SpecError(
+            "--ask puts its questions to the terminal that -t and -i give to the command",
+            hint="leave them, or answer elsewhere with `sloplet net ask NAME`",
+        )
+    options["tty"] = False
+    from .asking import asker, terminal
+
+    fd = terminal()
+    if fd is None:
+        note("there is no terminal to ask at: what no rule allows is refused")
+        return True
+    return asker(fd)
 
 
 async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], signals: Signals) -> int:
@@ -132,6 +157,8 @@ async def execute(
     if not as_json:
         result = await follow(process, wiring, signals)
         signals.closing()
+        for reason in result.denied:
+            note(f"refused: {plain(reason)}")
         return exit_code(result, signals), result
     result = await capture(process, wiring, signals)
     signals.closing()

@@ -143,6 +143,7 @@ class Wiring:
         self.raw = self.pty and os.isatty(0)
         # A terminal that the command does not get stays the shell's: `sloplet run -- make &` must not stop on input.
         self.stdin = self.pty or interactive or not os.isatty(0)
+        self.out = 1  # where its stdout goes
         self.rows_cols: tuple[int, int] = terminal.size(1 if os.isatty(1) else 0)
 
     @property
@@ -163,7 +164,7 @@ async def follow(process: AsyncProcess, wiring: Wiring, signals: Signals) -> Res
     """Pass everything through until the command ends. BrokenPipeError when our own reader has gone."""
     with ExitStack() as stack:
         tracker = terminal.ModeTracker() if wiring.pty and os.isatty(1) else None
-        out, err = Output(1), Output(2)
+        out, err = Output(wiring.out), Output(2)
         signals.process, signals.pty, signals.outputs = process, wiring.pty, (out, err)
         if tracker is not None:
             stack.callback(_write_quietly, tracker)

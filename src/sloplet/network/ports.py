@@ -124,7 +124,7 @@ class Listener:
                 stream = await dial(self._ports.opener, self._sandbox, self.port.inside, patience)
         except BaseException as error:
             reset_socket(connection)
-            if isinstance(error, (SandboxNotFound, SandboxDead)) and not self._ports.is_awake(self._sandbox):
+            if isinstance(error, (SandboxNotFound, SandboxDead)):
                 self._loop.call_soon(self._ports.close, self._sandbox)
             if isinstance(error, (SlopletError, TimeoutError)):
                 return

@@ -11,7 +11,6 @@ import socket
 import struct
 from collections.abc import Callable
 
-from ..errors import SlopletError
 from ..wire.schema import INITIAL_CREDIT, MAX_PAYLOAD, Tag
 from ..wire.streams import HostStream
 
@@ -40,7 +39,7 @@ class Tie:
         self._taken = 0  # of the stream's, and not yet granted back
         self._reading = self._writing = False
         self._eof = self._shut = self._done = False
-        self._waiting: asyncio.Task[None] | None = None
+        self._stalled = False  # the wire is congested
         connection.setblocking(False)
 
     def start(self) -> None:
@@ -117,7 +116,7 @@ class Tie:
     # -- socket to stream --------------------------------------------------------------
 
     def _want_input(self) -> None:
-        wanted = not self._eof and self._stream.credit > 0 and self._waiting is None
+        wanted = not self._eof and self._stream.credit > 0 and not self._stalled
         if wanted and not self._reading:
             self._loop.add_reader(self._socket, self._on_readable)
         elif self._reading and not wanted:
@@ -138,15 +137,12 @@ class Tie:
             self._eof = True
             self._stream.end_now()
         if self._stream.mux.congested:
-            self._waiting = asyncio.ensure_future(self._until_drained())
+            self._stalled = True
+            self._stream.mux.when_drained(self._drained)
         self._want_input()
 
-    async def _until_drained(self) -> None:
-        try:
-            await self._stream.mux.drained()
-        except SlopletError:
-            pass  # the connection is lost, and _pump sees that
-        self._waiting = None
+    def _drained(self) -> None:
+        self._stalled = False
         self._pump()
 
     # -- end ---------------------------------------------------------------------------
@@ -158,8 +154,6 @@ class Tie:
             self._loop.remove_reader(self._socket)
         if self._writing:
             self._loop.remove_writer(self._socket)
-        if self._waiting is not None:
-            self._waiting.cancel()
         if reset:
             reset_socket(self._socket)
         else:

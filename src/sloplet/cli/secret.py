@@ -1,0 +1,111 @@
+"""``sloplet secret``: the values behind a sandbox's placeholders. Never printed, never an argument."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from ..errors import SpecError
+from .groups import VerbGroup
+from .netoptions import read_value
+from .options import Verb, json_option, name_argument
+from .output import print_json, print_table
+
+
+@click.group(
+    "secret",
+    cls=VerbGroup,
+    default="ls",
+    takes_words=True,
+    examples="""
+    sloplet create dev --allow api.github.com --secret GITHUB_TOKEN@api.github.com
+    sloplet secret ls dev
+    sloplet secret set dev GITHUB_TOKEN --command 'pass show github'
+    sloplet secret rm dev GITHUB_TOKEN
+    """,
+)
+def secret() -> None:
+    """Secrets of a sandbox: inside there is only a placeholder. Without a verb of its own: `secret ls`."""
+
+
+@secret.command(
+    "set",
+    cls=Verb,
+    examples="""
+    sloplet secret set dev GITHUB_TOKEN --env GITHUB_TOKEN
+    sloplet secret set dev GITHUB_TOKEN --command 'pass show github'
+    pass show github | sloplet secret set dev GITHUB_TOKEN --file -
+    """,
+)
+@name_argument()
+@click.argument("secret", metavar="SECRET")
+@click.option("--env", metavar="VARIABLE", help="The value of your variable.")
+@click.option("--command", metavar="TEXT", help="What this command (of /bin/sh) prints.")
+@click.option("--file", metavar="FILE", help="What is in this file; - is stdin.")
+@json_option
+def set_(name: str, secret: str, env: str | None, command: str | None, file: str | None, as_json: bool) -> None:
+    """Give a secret its value, or another one (a rotation): at once, for commands that run too.
+
+    The value is kept in the keeper's memory only. Give it again when the keeper was restarted.
+    """
+    from ..netspec import Secret
+
+    if sum(source is not None for source in (env, command, file)) != 1:
+        raise SpecError("where is the value?", hint="give one of --env VARIABLE, --command TEXT and --file FILE")
+    if file is not None:
+        made = Secret(read_value(file), hosts=["localhost"])
+    else:
+        made = Secret(env=env, command=command, hosts=["localhost"])  # the hosts are the sandbox's matter
+    asyncio.run(_set(name, secret, made.read()))
+    if as_json:
+        print_json({"sandbox": name, "secret": secret, "set": True})
+
+
+@secret.command("rm", cls=Verb, examples="sloplet secret rm dev GITHUB_TOKEN")
+@name_argument()
+@click.argument("secret", metavar="SECRET")
+@json_option
+def rm(name: str, secret: str, as_json: bool) -> None:
+    """Forget a value, at once: requests that need it are refused."""
+    asyncio.run(_set(name, secret, None))
+    if as_json:
+        print_json({"sandbox": name, "secret": secret, "set": False})
+
+
+async def _set(name: str, secret: str, value: str | None) -> None:
+    from ..keeper.client import keeper_controller
+    from .opening import open_box
+
+    controller = await keeper_controller()
+    info = await controller.find(name)
+    known = [item.name for item in info.spec.secrets]
+    if secret not in known:
+        raise SpecError(
+            f"the sandbox {name} has no secret {secret[:80]!r}",
+            hint=f"it has {', '.join(known)}" if known else "make it with --secret NAME=env:VARIABLE@HOST",
+        )
+    if value is not None:
+        await open_box(name)  # one that sleeps has nobody who would keep it
+    await controller.set_secrets(info.id, {secret: value})
+
+
+@secret.command("ls", cls=Verb, examples="sloplet secret ls dev\nsloplet secret ls dev --json")
+@name_argument()
+@json_option
+def ls(name: str, as_json: bool) -> None:
+    """List a sandbox's secrets: what they are called, where they may be sent, and what is seen of them inside."""
+    found = asyncio.run(_list(name))
+    if as_json:
+        print_json(found)
+    else:
+        rows = [(i["name"], ", ".join(i["hosts"]), ", ".join(i["where"]), i["placeholder"]) for i in found]
+        print_table(("SECRET", "HOSTS", "WHERE", "PLACEHOLDER"), rows)
+
+
+async def _list(name: str) -> list[dict[str, Any]]:
+    from ..keeper.client import keeper_controller
+
+    info = await (await keeper_controller()).find(name)
+    return [item.to_dict() for item in info.spec.secrets]

@@ -1,0 +1,63 @@
+"""``sloplet url``: a server inside, at an address of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import SpecError
+from .options import CountVerb, json_option, name_argument
+from .output import print_json, print_table
+
+if TYPE_CHECKING:
+    from ..controller import Port
+
+
+@click.command(
+    "url",
+    cls=CountVerb,
+    examples="""
+    sloplet url dev 8000
+    curl $(sloplet url dev 8000)/index.html
+    sloplet url dev 5432 --host-port 5432
+    sloplet url dev
+    sloplet url dev 8000 --close
+    """,
+)
+@name_argument()
+@click.argument("port", type=int, required=False, metavar="[PORT]")
+@click.option("--host-port", "host_port", type=int, default=0, metavar="N", help="At this port here. [default: any]")
+@click.option("--address", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Listen on this one.")
+@click.option("--close", is_flag=True, help="Listen no more for it, and cut what is connected.")
+@json_option
+def url(name: str, port: int | None, host_port: int, address: str, close: bool, as_json: bool) -> None:
+    """Print the URL of a server inside that listens on PORT; without PORT, those that are there.
+
+    It stays while the sandbox does, asleep or awake: a connection wakes it.
+    """
+    if port is None and (close or host_port):
+        raise SpecError("there is no port", hint=f"for example: sloplet url {name} 8000")
+    found = asyncio.run(_url(name, port, host_port, address, close))
+    if as_json:
+        shown = [item.to_dict() for item in found]
+        print_json(shown if port is None or close else shown[0])
+    elif port is None:
+        rows = [(str(item.inside), f"{item.address}:{item.outside}", item.url) for item in found]
+        print_table(("PORT", "HERE", "URL"), rows)
+    elif not close:
+        click.echo(found[0].url)
+
+
+async def _url(name: str, port: int | None, host_port: int, address: str, close: bool) -> list[Port]:
+    from ..keeper.client import keeper_controller
+
+    controller = await keeper_controller()
+    info = await controller.find(name)
+    if port is None:
+        return await controller.ports(info.id)
+    if close:
+        await controller.unexpose(info.id, port)
+        return await controller.ports(info.id)
+    return [await controller.expose(info.id, port, host_port=host_port, address=address)]
