@@ -169,9 +169,13 @@ class Authority:
         return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
     def _signed(self, builder: x509.CertificateBuilder) -> x509.Certificate:
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import hashes
 
-        return builder.sign(self._key, hashes.SHA256(), ecdsa_deterministic=True)
+        try:
+            return builder.sign(self._key, hashes.SHA256(), ecdsa_deterministic=True)
+        except (TypeError, UnsupportedAlgorithm):  # an old OpenSSL: another signature each time, which does no harm
+            return builder.sign(self._key, hashes.SHA256())
 
     def _context(self, certificate: x509.Certificate) -> ssl.SSLContext:
         from cryptography.hazmat.primitives import serialization

@@ -71,6 +71,10 @@ class Scanner:
             self._tail = (self._tail + data)[-self._keep :]
         return data
 
+    def finish(self) -> bytes:
+        """What is left at the end of the stream: nothing."""
+        return b""
+
     def check(self, data: bytes) -> None:
         """All of it at once."""
         for needle, reason in self.reasons.items():
