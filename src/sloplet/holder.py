@@ -27,8 +27,9 @@ from .live import (
     hello_fields,
     wait_and_clean,
 )
+from .networks import check_served, environment, furnish, with_authority
 from .spec import SandboxSpec
-from .state.home import Home
+from .state.home import Home, remove_log
 from .state.locks import Owner
 from .state.snapshots import SnapshotStore
 from .state.store import Store
@@ -38,6 +39,7 @@ from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
     from .network.ports import Ports
+    from .networks import Networks
     from .pools import Pools
     from .timeline import Origin, Timeline
 
@@ -49,6 +51,7 @@ _LAST_WORDS = 0.2
 _PULSE = 5.0
 _QUIET = 10.0  # nothing heard for that long from one that was asked something: does it still answer?
 _PATIENCE = 60.0
+_DENIED = 500  # characters of a reason
 
 
 class Holder:
@@ -57,6 +60,7 @@ class Holder:
     timeline: Timeline
     pools: Pools
     exposed: Ports
+    networks: Networks
 
     def __init__(self, home: Home | None = None, *, holder: str = "embedded") -> None:
         self.home = home or Home()
@@ -159,8 +163,11 @@ class Holder:
 
         return await self.on_state(lambda: resolve(spec.image, self.home))
 
-    async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str) -> Live:
-        """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``."""
+    async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str, *, alone: bool = False) -> Live:
+        """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``. ``alone``: it
+        is only looked at; it reaches nothing, whatever its settings say."""
+        origin = replace(origin, spec=with_authority(origin.spec))
+        egress = None if alone else await self.networks.for_start(info, origin.spec)
         spec = origin.spec
         if place != info.id or spec.name != info.name:  # its host name is its own, wherever it comes from
             spec = replace(spec, name=info.name, hostname=spec.hostname or info.name or info.id)
@@ -169,12 +176,15 @@ class Holder:
         mux: HostMux | None = None
         try:
             mux = HostMux(instance.read_fd, instance.write_fd)
-            mux.hello(hello_fields(instance, info.id))
-            await first_answer(instance, mux, _START_TIMEOUT)
+            mux.set_accept(egress.accept if egress is not None else None)
+            mux.hello(hello_fields(instance, info.id, environment(egress, single_user=instance.hello.no_users)))
+            check_served(egress, await first_answer(instance, mux, _START_TIMEOUT))
             info = replace(info, state="running", workdir=instance.hello.workdir)
             live = Live(info, owner, origin.engine, instance, mux, origin.spec, origin.image, place)
+            live.egress = egress
             live.used = asyncio.get_running_loop().time()
             await origin.lay_out(live)
+            await furnish(live)
         except BaseException:
             if mux is not None:
                 mux.fail(SandboxDead("the sandbox did not start"))
@@ -197,6 +207,8 @@ class Holder:
     async def discard(self, live: Live) -> None:
         """End one that was brought up and is not wanted after all."""
         await self._stop(live, SandboxDead("the sandbox was not wanted any more"))
+        if self._live.get(live.info.id) is None:  # else it was to take the place of one that goes on
+            self.networks.drop(live.info.id)
 
     def set_expiry(self, live: Live, seconds: float) -> None:
         """It ends by itself after so many seconds, by a clock that does not jump."""
@@ -248,6 +260,8 @@ class Holder:
         if stream.id not in live.running:
             return result
         before = live.running.pop(stream.id)
+        if (mark := live.denials.pop(stream.id, None)) is not None and live.egress is not None:
+            result = _with_denied(result, live.egress.log.denied_since(mark))
         if stream.id in live.overdue:
             live.overdue.pop(stream.id).cancel()
         failed = result.integer(Tag.SIGNUM, 0) or result.integer(Tag.EXIT_CODE, 0)
@@ -311,6 +325,7 @@ class Holder:
                 self.store.mark_dead(sandbox_id, reason, disown=True)
             else:
                 self.store.remove(sandbox_id)
+                remove_log(self.home, sandbox_id)
 
         try:
             # Should this fail (a failing disk), the record stays for the reaper, and nobody waits for us in vain.
@@ -324,6 +339,8 @@ class Holder:
                 raise
             raise EngineError(f"what the sandbox {sandbox_id} left could not be removed: {error}") from error
         finally:
+            if not (died and self.holder == "keeper"):  # else it may go on from a checkpoint
+                self.networks.drop(sandbox_id)
             if died and self.holder != "keeper":
                 _remember(self._dead_reasons, sandbox_id, reason)
             if self._live.get(sandbox_id) is live:
@@ -351,6 +368,7 @@ class Holder:
             self.home.remove_place(owner, sandbox_id)
         self.saved.delete_of_sandbox(sandbox_id)
         self.store.remove(sandbox_id)
+        remove_log(self.home, sandbox_id)
 
     def _release(self) -> None:
         self._owner.release()
@@ -387,6 +405,7 @@ class Holder:
         for live in self._live.values():
             close_fds(live.instance)
         self._live = {}
+        self.networks.close_in_child()
         self.pools.close_in_child()
         self.exposed.forget()
 
@@ -425,3 +444,11 @@ def _remember(reasons: dict[str, str], sandbox_id: str, reason: str) -> None:
     reasons[sandbox_id] = reason
     while len(reasons) > 1000:
         del reasons[next(iter(reasons))]
+
+
+def _with_denied(result: Fields, reasons: list[str]) -> Fields:
+    """What the agent says of refusals is not believed: only what was refused here."""
+    fields = Fields(*((tag, value) for tag, value in result if tag is not Tag.DENIED))
+    for reason in reasons:
+        fields.add(Tag.DENIED, reason[:_DENIED])
+    return fields

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .controller import SandboxInfo
 from .engines.base import Engine, Instance, ResolvedImage
@@ -17,6 +17,9 @@ from .wire.fields import Fields
 from .wire.mux import HostMux
 from .wire.schema import FreezeFlag, HelloFlag, Op, Tag
 from .wire.streams import HostStream
+
+if TYPE_CHECKING:
+    from .network.egress import Egress
 
 T = TypeVar("T")
 _RING = 262144
@@ -36,6 +39,7 @@ class Live:
     spec: SandboxSpec  #: what it runs as: as asked for, and what its template adds
     image: ResolvedImage
     place: str  #: the id that its engine and its folder know it by: another than its own after a rollback
+    egress: Egress | None = None  #: what serves its connections; None: it has no network
     ending: bool = False
     farewell: SlopletError | None = None  #: what whoever still waits on it is told; None: that it is dead
     gate: asyncio.Event | None = None  #: while it stands still, nothing is asked of it: wait for this and look again
@@ -47,12 +51,14 @@ class Live:
     timer: asyncio.TimerHandle | None = None
     fault: str = ""
     running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
+    denials: dict[int, int] = field(default_factory=dict)  # stream id -> refused connections when it was opened
     quiet: asyncio.TimerHandle | None = None  # while something is asked of it
     overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
 
 
-def hello_fields(instance: Instance, generation: str) -> Fields:
-    """Who it is from now on. A restored one takes all of it, fresh entropy too, before anything in it goes on."""
+def hello_fields(instance: Instance, generation: str, env: Mapping[str, str] | None = None) -> Fields:
+    """Who it is from now on. A restored one takes all of it, fresh entropy too, before anything in it goes on. ``env``:
+    variables that its holder adds; what its settings say stays."""
     config = instance.hello
     fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
     flags = (HelloFlag.NO_USERS if config.no_users else 0) | (HelloFlag.EGRESS if config.egress else 0)
@@ -65,7 +71,7 @@ def hello_fields(instance: Instance, generation: str) -> Fields:
         fields.add(Tag.HOSTNAME, config.hostname)
     if config.memory is not None:
         fields.add(Tag.MEMORY, config.memory)
-    for key, value in config.env:
+    for key, value in {**(env or {}), **dict(config.env)}.items():
         fields.add(Tag.ENV, f"{key}={value}")
     return fields
 

@@ -126,6 +126,7 @@ class Pools:
                 )
             except BaseException:
                 await asyncio.shield(runtime.on_state(lambda: runtime.home.remove_place(owner, sandbox_id)))
+                runtime.networks.drop(sandbox_id)
                 raise
             finally:
                 self._places.discard((owner, sandbox_id))

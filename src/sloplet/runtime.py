@@ -1,6 +1,7 @@
 """The local Controller: engines, wire, images and state, wired together. Embedded, and inside the keeper.
 
-``holder`` is the ground it stands on, ``timeline`` its live state, ``pools`` what is started ahead.
+``holder`` is the ground it stands on, ``networked`` its networks, ``timeline`` its live state, ``pools`` what is
+started ahead.
 """
 
 from __future__ import annotations
@@ -11,24 +12,29 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .controller import Diff, Event, Port, SandboxInfo, Snapshot, Stream
 from .engines.base import Guarantee, HostStats, StartRequest
 from .errors import SandboxNotFound, SlopletError, StartFailed
-from .holder import NO_ROOM, Holder
+from .holder import NO_ROOM
 from .live import (
     Live,
     ask_to_end,
     within,
 )
 from .network.ports import Ports
+from .networked import Networked
+from .networks import Networks
 from .pools import Pools
 from .spec import SandboxSpec
 from .state.home import Home, new_id
 from .timeline import Origin, Timeline
 from .wire.fields import Fields
 from .wire.schema import Op, Tag
+
+if TYPE_CHECKING:
+    from .network.upstream import Upstream
 
 T = TypeVar("T")
 _Infos = list[SandboxInfo]  # spelled here: inside Runtime, `list` is its method
@@ -38,11 +44,13 @@ _OVERDUE = 2.0  # a command still there that long after its time: is the agent i
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
 
 
-class Runtime(Holder):
+class Runtime(Networked):
     """Holds sandboxes in this process, on one event loop. See ``Controller`` for what each method promises."""
 
-    def __init__(self, home: Home | None = None, *, holder: str = "embedded") -> None:
+    def __init__(self, home: Home | None = None, *, holder: str = "embedded", upstream: Upstream | None = None) -> None:
+        """``upstream``: the world that sandboxes reach; None: this machine's network."""
         super().__init__(home, holder=holder)
+        self.networks = Networks(self, upstream)
         self.timeline = Timeline(self)
         self.pools = Pools(self)
         self.exposed = Ports(self, self.is_awake)
@@ -69,14 +77,18 @@ class Runtime(Holder):
                 self.pools.fill(spec)
         return live.info
 
-    async def make(self, spec: SandboxSpec, origin: Origin) -> Live:
-        """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure."""
+    async def make(self, spec: SandboxSpec, origin: Origin, *, parent: str | None = None) -> Live:
+        """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure. ``parent``: the
+        one that it is a fork of."""
         sandbox_id = new_id()
         self.exposed.reserve(sandbox_id, spec.ports)
         try:
+            if parent is not None:
+                await self.networks.inherit(parent, sandbox_id)
             return await self._make(sandbox_id, spec, origin)
         except BaseException:
             self.exposed.close(sandbox_id)
+            self.networks.drop(sandbox_id)
             raise
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, origin: Origin) -> Live:
@@ -145,6 +157,7 @@ class Runtime(Holder):
         kept = {what: getattr(spec, what) for what in ("name", "ttl", "idle", "undo", "checkpoint_every")}
         live.spec = replace(live.spec, **kept)
         live.used = asyncio.get_running_loop().time()
+        await self.networks.adopted(live.info)
         await self._begin_life(live)
         return live
 
@@ -187,6 +200,8 @@ class Runtime(Holder):
             self._listen(live)
         if request.integer(Tag.OP) in _COMMAND_OPS:
             live.running[stream.id] = live.instance.oom_kills()
+            if live.egress is not None:
+                live.denials[stream.id] = live.egress.log.denials
             if limit := request.integer(Tag.TIMEOUT_MS, 0):
                 live.overdue[stream.id] = asyncio.get_running_loop().call_later(
                     limit / 1000 + _OVERDUE, self._suspect, live, stream.id
@@ -203,9 +218,10 @@ class Runtime(Holder):
     async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
         live = self._held(sandbox_id)
         ttl = live.info.spec.ttl
+        known = self.networks.guarantees(live)
         if ttl is None:
-            return live.instance.guarantees
-        return (*live.instance.guarantees, Guarantee("ttl", True, f"timer of its holder ({self.holder})", f"{ttl:g} s"))
+            return known
+        return (*known, Guarantee("ttl", True, f"timer of its holder ({self.holder})", f"{ttl:g} s"))
 
     async def stats(self, sandbox_id: str) -> HostStats:
         return self._held(sandbox_id).instance.stats()
@@ -258,21 +274,6 @@ class Runtime(Holder):
     async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
         return await self.timeline.load(path, name=name)
 
-    # -- ports -----------------------------------------------------------------------
-
-    async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
-        if self.held_live(sandbox_id) is None and not await self.timeline.asleep(sandbox_id):
-            raise self.not_held(sandbox_id)
-        return self.exposed.expose(sandbox_id, port, host_port, address)
-
-    async def ports(self, sandbox_id: str) -> _Ports:
-        return self.exposed.list(sandbox_id)
-
-    async def unexpose(self, sandbox_id: str, port: int) -> None:
-        self.exposed.unexpose(sandbox_id, port)
-        if self.on_gone is not None:
-            self.on_gone()
-
     # -- ending ----------------------------------------------------------------------
 
     async def kill(self, sandbox_id: str) -> None:
@@ -293,6 +294,7 @@ class Runtime(Holder):
                 if record is not None and record.info.state in ("dead", "paused"):
                     await self.delete_saved(sandbox_id)
                     await self.on_state(lambda: self.forget(record.owner, record.info.id))
+                self.networks.drop(sandbox_id)
                 return
         await self.kill(sandbox_id)  # somebody has woken it meanwhile
 
@@ -317,6 +319,7 @@ class Runtime(Holder):
         await asyncio.gather(*(self.kill(sandbox_id) for sandbox_id in list(self._live)))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        self.networks.close()
         await self.on_state(self._release)
         self._state.shutdown(wait=False)
         _runtimes.discard(self)

@@ -97,6 +97,9 @@ class SocketChannel:
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     async def read(self) -> bytes:
         while True:
             self._check()

@@ -103,6 +103,7 @@ class Connection:
         self._cut_reason = ""
         self._refusal: dict[str, str] = {}
         self._channel: StreamChannel | None = None
+        self._server: SocketChannel | None = None
         self._over = False
 
     def start(self) -> None:
@@ -255,7 +256,7 @@ class Connection:
         spoke = self._relay.bytes_in
         server = SocketChannel(self._relay.detach())
         client = StreamChannel(self.stream, self._egress.meter, first)
-        client.bytes_in, self._relay, self._channel = spoke, None, client
+        client.bytes_in, self._relay, self._channel, self._server = spoke, None, client, server
         self._task = asyncio.ensure_future(self._serve(client, server, tls=tls, spoke=bool(spoke)))
 
     async def _serve(self, client: StreamChannel, server: SocketChannel, *, tls: bool, spoke: bool) -> None:
@@ -271,6 +272,7 @@ class Connection:
         except Exception as failure:
             error = failure
         server.close(reset=bool(code or error))
+        self._server = None
         if error is not None and not (isinstance(error, OSError) and self._row is not None):
             self._failed(error)
         else:
@@ -353,6 +355,12 @@ class Connection:
 
     def _age(self) -> float:
         return round(asyncio.get_running_loop().time() - self._began, 6)
+
+    def forget(self) -> None:
+        """Only our descriptor goes, without a word to anybody."""
+        for held in (self._socket, self._relay, self._server):
+            if held is not None:
+                os.close(held.fileno())
 
     def refresh(self) -> None:
         """Bring its row up to date, for somebody who looks."""

@@ -278,6 +278,12 @@ class Egress:
         for connection in list(self._connections):
             connection.cut(reason)
 
+    def forget(self) -> None:
+        """In a forked child, without a loop: only the descriptors go."""
+        self._closed = True
+        for connection in self._connections:
+            connection.forget()
+
     def close(self) -> None:
         """The sandbox is gone for good. Idempotent."""
         self._closed = True

@@ -73,6 +73,10 @@ class NetworkLog:
         if path is not None:
             self._load(path)
 
+    def keep(self, path: Path) -> None:
+        """From now on it is written to a file, too."""
+        self._path = path
+
     def _load(self, path: Path) -> None:
         """Go on where an earlier holder of the sandbox ended."""
         for line in _tail(path):
@@ -170,14 +174,6 @@ class NetworkLog:
 
 def path_of(home: Path, sandbox: str) -> Path:
     return home / "network" / f"{sandbox}.jsonl"
-
-
-def remove_files(home: Path, sandbox: str) -> None:
-    """All that the log of a sandbox left. Idempotent."""
-    path = path_of(home, sandbox)
-    for each in (path, _older(path)):
-        with suppress(OSError):
-            os.unlink(each)
 
 
 def _older(path: Path) -> Path:

@@ -77,6 +77,9 @@ class Relay:
     def done(self) -> bool:
         return self._done
 
+    def fileno(self) -> int:
+        return self._fd
+
     def cut(self, code: int = errno.ECONNRESET) -> None:
         """End it now, with a reset to both sides. Idempotent."""
         self._end(code)

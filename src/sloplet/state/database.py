@@ -97,6 +97,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE identity (id TEXT NOT NULL)",
         "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
     ),
+    (
+        # What a sandbox may reach now, where that is not what its spec asked for.
+        "ALTER TABLE sandboxes ADD COLUMN network TEXT",
+    ),
 )
 
 

@@ -6,6 +6,8 @@
     sandboxes/OWNER/ID  the place of a sandbox, below the token of the process that holds it
     images/             unpacked images (images/resolve.py)
     snapshots/ID        saved states (snapshots.py)
+    network/ID.jsonl    what was decided about a named sandbox's connections (network/log.py)
+    ca/master.key       what the certificate authorities of sandboxes are derived from (network/authority.py)
     cache/              what may be deleted at any time
     run/                locks and sockets of running processes
 
@@ -27,7 +29,7 @@ from ..fs import remove_tree
 #: Ids are made by ``new_id``; everything that becomes part of a path is checked against this.
 ID_RE = re.compile(r"[a-z0-9][a-z0-9-]{3,39}\Z")
 _ID_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 of them
-_FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners", "snapshots")
+_FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners", "snapshots", "network")
 _SUN_PATH_MAX = 107  # sockaddr_un.sun_path is 108 bytes with its NUL
 
 
@@ -71,6 +73,7 @@ class Home:
         self.images = self.path / "images"
         self.cache = self.path / "cache"
         self.snapshots = self.path / "snapshots"
+        self.network = self.path / "network"
         self.run = self.path / "run"
         self.owners = self.run / "owners"
         self._opened = False
@@ -89,10 +92,10 @@ class Home:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.path.mkdir(0o700, exist_ok=True)
                 check_folder(self.path)
-            if not self.snapshots.is_dir():  # made last, and missing in a home of an older version
+            if not self.network.is_dir():  # made last, and missing in a home of an older version
                 for name in _FOLDERS:
                     (self.path / name).mkdir(0o700, exist_ok=True)
-            elif self.snapshots.stat().st_mode & 0o077:  # a home that was copied: the memory of sandboxes lies there
+            if self.snapshots.stat().st_mode & 0o077:  # a home that was copied: the memory of sandboxes lies there
                 self.snapshots.chmod(0o700)
         except OSError as error:
             raise unwritable(self.path, error) from error
@@ -184,6 +187,15 @@ def remove_below(parent: Path, name: str) -> int:
         return remove_tree(fd, name)
     finally:
         os.close(fd)
+
+
+def remove_log(home: Home, sandbox_id: str) -> None:
+    """What was written of a sandbox's connections. Idempotent; what resists is the reaper's."""
+    for name in (f"{check_id(sandbox_id)}.jsonl", f"{sandbox_id}.jsonl.1"):
+        try:
+            os.unlink(home.network / name)
+        except OSError:
+            pass
 
 
 _ADVICE = {

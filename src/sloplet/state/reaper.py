@@ -2,7 +2,7 @@
 
 Called on every start, by any number of processes at once. Whoever takes a dead owner's lock does the
 work, the others pass by. Every step can be cut short and done again: the engine's leftovers first,
-then the place, the record last. With nothing to do it costs four queries and a look into five folders.
+then the place, the record last. With nothing to do it costs four queries and a look into six folders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import SlopletError
-from .home import ID_RE, Home, remove_below, unwritable
+from .home import ID_RE, Home, remove_below, remove_log, unwritable
 from .locks import FileLock, image_lock_path, owner_lock_path, take_from_dead
 from .store import Record, Store
 from .sweep import sweep
@@ -71,6 +71,7 @@ def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
     # Last: it also removes the snapshots of those that went just now.
     report.snapshots += sweep(home, store, _names(home.snapshots), locks, report.errors.append)
     _reap_files(home, locks, report)
+    _reap_logs(home, store)
     return report
 
 
@@ -117,6 +118,14 @@ def _settle(store: Store, record: Record, report: Report) -> None:
             report.dead.append(info.id)
     elif store.remove(info.id):
         report.removed.append(info.id)
+
+
+def _reap_logs(home: Home, store: Store) -> None:
+    """What was written of the connections of sandboxes that are gone."""
+    left = {name.partition(".")[0] for name in _names(home.network)}
+    if left:
+        for sandbox_id in filter(ID_RE.match, left - {record.info.id for record in store.records()}):
+            remove_log(home, sandbox_id)
 
 
 def _reap_files(home: Home, locks: list[str], report: Report) -> None:

@@ -214,7 +214,18 @@ class Store(SnapshotRows):
             if not db.execute("UPDATE sandboxes SET head = ? WHERE id = ?", (head, sandbox_id)).rowcount:
                 raise _gone(sandbox_id)
 
+    def set_network(self, sandbox_id: str, network: str) -> bool:
+        """What it may reach from now on, as JSON; survives a power loss, so that what was closed stays closed. False
+        if there is no such sandbox."""
+        with self._write(durable=True) as db:
+            return bool(db.execute("UPDATE sandboxes SET network = ? WHERE id = ?", (network, sandbox_id)).rowcount)
+
     # Reading
+
+    def network(self, sandbox_id: str) -> str | None:
+        """What ``set_network`` was last told; None: what its spec says."""
+        rows = self._read("SELECT network FROM sandboxes WHERE id = ?", (sandbox_id,))
+        return None if not rows or rows[0][0] is None else str(rows[0][0])
 
     def find(self, ref: str) -> SandboxInfo:
         """By id, else by name (case does not count). SandboxNotFound if there is none."""

@@ -160,7 +160,9 @@ class Branches(Sleeping):
             async with room:
                 ports = tuple(port._replace(outside=0) for port in parent.spec.ports)  # the parent has those
                 spec = replace(parent.spec, name=name, ports=ports)
-                return (await runtime.make(spec, replace(origin, spec=replace(origin.spec, name=name)))).info
+                return (
+                    await runtime.make(spec, replace(origin, spec=replace(origin.spec, name=name)), parent=parent.id)
+                ).info
 
         tasks = [asyncio.ensure_future(one(name)) for name in (names or itertools.repeat(None, count))]
         try:

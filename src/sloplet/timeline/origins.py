@@ -51,6 +51,11 @@ def can_live(engine: Engine, spec: SandboxSpec) -> None:
             f"idle={spec.idle:g} s needs an engine that can save processes, and {engine.name!r} cannot",
             hint="engine='gvisor' can; `sloplet setup gvisor` installs it",
         )
+    if spec.network.on_budget == "pause" and not saves(engine):
+        raise UnsupportedOperation(
+            f"on_budget='pause' needs an engine that can save processes, and {engine.name!r} cannot",
+            hint="on_budget='kill' ends the sandbox instead; engine='gvisor' can pause it",
+        )
 
 
 def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> SandboxSpec:

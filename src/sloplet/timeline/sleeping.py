@@ -127,6 +127,7 @@ class Sleeping(Saving):
             runtime.exposed.close(sandbox_id)
             await runtime.delete_saved(sandbox_id)
             await runtime.on_state(lambda: runtime.forget("", sandbox_id))
+            runtime.networks.drop(sandbox_id)
             raise SandboxNotFound(f"the sandbox {before.name or before.id} is gone: its time to live was over")
 
         def claim() -> tuple[str, SandboxInfo]:

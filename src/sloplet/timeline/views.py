@@ -61,7 +61,9 @@ async def _old(runtime: Runtime, live: Live, against: Snapshot | None) -> AsyncI
         place = new_id()
         try:
             await runtime.on_state(lambda: runtime.home.make_place(live.owner, place))
-            copy = await runtime.bring_up(replace(live.info, id=place, name=None), live.owner, origin, place)
+            copy = await runtime.bring_up(
+                replace(live.info, id=place, name=None), live.owner, origin, place, alone=True
+            )
         except BaseException:
             await asyncio.shield(runtime.on_state(lambda: runtime.home.remove_place(live.owner, place)))
             raise

@@ -1,0 +1,56 @@
+"""The part of ``Runtime`` that is about networks: see ``controller.NetworkController`` for what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from .controller import Port
+from .holder import Holder
+
+if TYPE_CHECKING:
+    from .netspec import NetworkSpec
+    from .network.asks import Ask
+    from .network.log import Decision
+
+
+class Networked(Holder):
+    """What leaves a sandbox (networks.py), and what is let in (network/ports.py)."""
+
+    # -- what leaves -----------------------------------------------------------------
+
+    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+        await self.networks.set(sandbox_id, network)
+
+    async def network(self, sandbox_id: str) -> NetworkSpec:
+        return await self.networks.current(sandbox_id)
+
+    async def network_log(self, sandbox_id: str, *, after: int = 0, limit: int = 1000) -> list[Decision]:
+        return await self.networks.log(sandbox_id, after, limit)
+
+    async def learned(self, sandbox_id: str) -> NetworkSpec:
+        return await self.networks.learned(sandbox_id)
+
+    async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
+        await self.networks.set_secrets(sandbox_id, values)
+
+    def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
+        return self.networks.asks(sandbox_id)
+
+    async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
+        await self.networks.answer(sandbox_id, ask_id, verdict)
+
+    # -- what is let in --------------------------------------------------------------
+
+    async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
+        if self.held_live(sandbox_id) is None and not await self.timeline.asleep(sandbox_id):
+            raise self.not_held(sandbox_id)
+        return self.exposed.expose(sandbox_id, port, host_port, address)
+
+    async def ports(self, sandbox_id: str) -> list[Port]:
+        return self.exposed.list(sandbox_id)
+
+    async def unexpose(self, sandbox_id: str, port: int) -> None:
+        self.exposed.unexpose(sandbox_id, port)
+        if self.on_gone is not None:
+            self.on_gone()

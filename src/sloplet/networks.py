@@ -1,0 +1,332 @@
+"""The networks of a runtime's sandboxes: which egress serves whom, and what of it outlives a wire.
+
+An egress belongs to a sandbox's id: it is there from the sandbox's first start in this process to its end, through
+pauses and rollbacks. The policy of the moment is in state.db too, so that one that wakes elsewhere has it; the values
+of secrets are nowhere but here, in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets as random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .controller import SandboxInfo
+from .engines.base import Guarantee
+from .errors import SlopletError, SpecError, StartFailed
+from .netspec import NetworkSpec, check_network
+from .spec import SandboxSpec
+from .wire.fields import Fields
+from .wire.schema import Feature, Tag
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+    from .controller import Stream
+    from .live import Live
+    from .network.asks import Ask
+    from .network.egress import Egress, Inspection
+    from .network.log import Decision
+    from .network.upstream import Upstream
+    from .runtime import Runtime
+
+_Decisions = list["Decision"]
+
+
+class Networks:
+    """One per runtime."""
+
+    def __init__(self, runtime: Runtime, upstream: Upstream | None = None) -> None:
+        self._runtime = runtime
+        self._upstream = upstream
+        self._egress: dict[str, Egress] = {}
+        self._inherited: dict[str, tuple[NetworkSpec, dict[str, str]]] = {}
+        self._context: ssl.SSLContext | None = None
+
+    def find(self, sandbox_id: str) -> Egress | None:
+        return self._egress.get(sandbox_id)
+
+    # -- starting ------------------------------------------------------------------------
+
+    async def for_start(self, info: SandboxInfo, spec: SandboxSpec) -> Egress | None:
+        """What serves the sandbox from its first moment; None: it has no network. ``spec``: what it runs as."""
+        if spec.network.mode == "none":
+            return None
+        known = self._egress.get(info.id)
+        return known if known is not None else await self._make(info, spec)
+
+    async def _make(self, info: SandboxInfo, spec: SandboxSpec) -> Egress:
+        from .network.egress import Egress
+        from .network.log import NetworkLog, path_of
+        from .network.secrets import SecretTable
+
+        runtime, sandbox_id = self._runtime, info.id
+        current, values = self._inherited.pop(sandbox_id, (spec.network, {}))
+
+        def prepare() -> tuple[NetworkSpec, NetworkLog, Inspection | None]:
+            stored = runtime.store.network(sandbox_id)
+            network = current if stored is None else NetworkSpec.from_dict(json.loads(stored))
+            if stored is None and network != info.spec.network:
+                runtime.store.set_network(sandbox_id, json.dumps(network.to_dict()))
+            path = path_of(runtime.home.path, sandbox_id) if info.name is not None else None
+            return network, NetworkLog(sandbox_id, path), self._inspection(spec)
+
+        network, log, inspection = await runtime.on_state(prepare)
+        if sandbox_id in self._egress:  # somebody else has asked for it meanwhile
+            return self._egress[sandbox_id]
+        egress = Egress(
+            sandbox_id,
+            network,
+            upstream=self._world(),
+            log=log,
+            links={link.name: (link.ref, link.port) for link in spec.links},
+            dial_link=self._dial,
+            secrets=SecretTable(spec.secrets, values) if spec.secrets else None,
+            inspection=inspection,
+        )
+        log.tell = self._tell
+        egress.on_policy = lambda policy: self._keep(sandbox_id, policy)
+        egress.on_budget = lambda action: self._over_budget(sandbox_id, action)
+        egress.on_failed = lambda reason: runtime.bus.emit(sandbox_id, "network.failed", reason=reason)
+        self._egress[sandbox_id] = egress
+        return egress
+
+    def _inspection(self, spec: SandboxSpec) -> Inspection | None:
+        if not spec.authority:
+            return None
+        from .network.authority import Authority, master_key
+        from .network.egress import Inspection
+
+        return Inspection(Authority(master_key(self._runtime.home.path), spec.authority), self._trust)
+
+    def _trust(self) -> ssl.SSLContext:
+        if self._context is None:
+            from .network.tls import upstream_context
+
+            self._context = upstream_context(self._world().ca_file)
+        return self._context
+
+    def _world(self) -> Upstream:
+        if self._upstream is None:
+            from .network.upstream import System
+
+            self._upstream = System()
+        return self._upstream
+
+    async def _dial(self, ref: str, port: int) -> socket.socket:
+        """A port of another sandbox; wakes it."""
+        other = await self._runtime.find(ref)
+        return await self._runtime.exposed.dial(other.id, port)
+
+    # -- what becomes of it ----------------------------------------------------------------
+
+    async def inherit(self, parent: str, child: str) -> None:
+        """A fork may reach what its parent may now, and has the values that its parent has."""
+        egress = self._egress.get(parent)
+        if egress is not None:
+            known = egress.secrets.values() if egress.secrets is not None else {}
+            self._inherited[child] = (egress.spec, known)
+            return
+        stored = await self._runtime.on_state(lambda: self._runtime.store.network(parent))
+        if stored is not None:
+            self._inherited[child] = (NetworkSpec.from_dict(json.loads(stored)), {})
+
+    async def adopted(self, info: SandboxInfo) -> None:
+        """One that was started ahead is somebody's now."""
+        egress = self._egress.get(info.id)
+        if egress is None:
+            return
+        from .network.log import path_of
+
+        if info.name is not None:
+            egress.log.keep(path_of(self._runtime.home.path, info.id))
+        if egress.spec != info.spec.network:
+            await self._store(info.id, egress.spec)
+
+    def drop(self, sandbox_id: str) -> None:
+        """It is gone for good, or did not come up. Idempotent."""
+        self._inherited.pop(sandbox_id, None)
+        egress = self._egress.pop(sandbox_id, None)
+        if egress is not None:
+            egress.close()
+
+    def close(self) -> None:
+        for sandbox_id in list(self._egress):
+            self.drop(sandbox_id)
+
+    def close_in_child(self) -> None:
+        """After a fork the connections are the parent's: drop our copies of their sockets."""
+        for egress in self._egress.values():
+            egress.forget()
+        self._egress.clear()
+
+    # -- what happens in it ----------------------------------------------------------------
+
+    def _tell(self, row: Decision) -> None:
+        bus = self._runtime.bus
+        if bus.wanted and row.verdict != "fail":
+            kind = "network.allowed" if row.verdict == "allow" else "network.denied"
+            bus.emit(
+                row.sandbox, kind, name=row.name, address=row.address, port=row.port, rule=row.rule, reason=row.reason
+            )
+
+    def _keep(self, sandbox_id: str, policy: NetworkSpec) -> None:
+        self._runtime.background(self._store(sandbox_id, policy))
+
+    async def _store(self, sandbox_id: str, policy: NetworkSpec) -> None:
+        text = json.dumps(policy.to_dict())
+        await self._runtime.on_state(lambda: self._runtime.store.set_network(sandbox_id, text))
+
+    def _over_budget(self, sandbox_id: str, action: str) -> None:
+        self._runtime.background(self._end_budget(sandbox_id, action))
+
+    async def _end_budget(self, sandbox_id: str, action: str) -> None:
+        """Pause or kill. Where that fails its network stays refused, which needs nobody."""
+        runtime = self._runtime
+        runtime.bus.emit(sandbox_id, "network.budget", action=action)
+        try:
+            await (runtime.pause(sandbox_id) if action == "pause" else runtime.kill(sandbox_id))
+        except SlopletError as error:
+            runtime.bus.emit(sandbox_id, "network.failed", reason=f"its budget is used up, and {action}: {error}")
+
+    # -- the Controller's part -------------------------------------------------------------
+
+    async def of(self, sandbox_id: str) -> Egress | None:
+        """Also of one that sleeps. None: it was made without a network. SandboxNotFound."""
+        known = self._egress.get(sandbox_id)
+        if known is not None:
+            return known
+        info = await self._runtime.find(sandbox_id)
+        live = self._runtime.find_live(sandbox_id)
+        spec = info.spec
+        if live is not None:
+            spec = live.spec
+        elif info.saved is not None:  # what it runs as may be its template's
+            saved = info.saved
+            spec = (await self._runtime.on_state(lambda: self._runtime.store.snapshot(saved))).spec
+        return await self.for_start(info, spec)
+
+    async def _of(self, sandbox_id: str) -> Egress:
+        egress = await self.of(sandbox_id)
+        if egress is None:
+            raise SpecError(
+                "the sandbox was made without a network",
+                hint="make it with network=Network(...); Network() is: nothing",
+            )
+        return egress
+
+    async def set(self, sandbox_id: str, network: NetworkSpec) -> None:
+        egress = await self._of(sandbox_id)
+        network = check_network(network)
+        if network.mode == "none":
+            raise SpecError("a network cannot be taken away", hint="Network() is one that reaches nothing")
+        if egress.inspection is None and looks_into(network):
+            raise SpecError(
+                "rules with methods or paths need TLS to be opened, and the sandbox was not made for that",
+                hint="make it with inspect=True or with secrets",
+            )
+        egress.set(network)
+        await self._store(sandbox_id, network)
+
+    async def current(self, sandbox_id: str) -> NetworkSpec:
+        egress = await self.of(sandbox_id)
+        return NetworkSpec() if egress is None else egress.spec
+
+    async def log(self, sandbox_id: str, after: int, limit: int) -> _Decisions:
+        egress = await self.of(sandbox_id)
+        if egress is None:
+            return []
+        egress.refresh()
+        return egress.log.read(after=after, limit=limit)
+
+    async def learned(self, sandbox_id: str) -> NetworkSpec:
+        egress = await self._of(sandbox_id)
+        return replace(egress.spec, mode="rules", allow=egress.learned.allow(), asks=False)
+
+    async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
+        egress = await self.of(sandbox_id)
+        if egress is None or egress.secrets is None:
+            raise SpecError("the sandbox was made without secrets", hint="make it with secrets={...}")
+        egress.secrets.set(values)
+
+    async def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
+        """From the first ``anext`` on."""
+        async for ask in (await self._of(sandbox_id)).asks.listen():
+            yield ask
+
+    async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
+        (await self._of(sandbox_id)).asks.answer(ask_id, verdict)
+
+    def guarantees(self, live: Live) -> tuple[Guarantee, ...]:
+        """What its engine promises, and what is decided here."""
+        egress = live.egress
+        if egress is None:
+            return live.instance.guarantees
+        value = {"learn": "learning: whatever is public"}.get(egress.spec.mode, "by policy")
+        added = [Guarantee("network", True, "no device; every connection is decided by its holder, by name", value)]
+        if egress.failed:
+            added = [Guarantee("network", True, f"the proxy has failed: {egress.failed}", "nothing passes any more")]
+        if egress.inspection is not None:
+            added.append(Guarantee("inspection", True, "TLS is opened with a certificate authority of its own", "TLS"))
+        if egress.log.lost:
+            added.append(Guarantee("network log", False, "its file could not be written, and lacks some decisions"))
+        kept = (item for item in live.instance.guarantees if item.control != "network")
+        return (*kept, *added)
+
+
+def with_authority(spec: SandboxSpec) -> SandboxSpec:
+    """The same, with the id of a certificate authority if TLS is to be opened and it has none yet."""
+    if spec.network.mode == "none" or spec.authority:
+        return spec
+    if not (spec.secrets or spec.network.inspect or looks_into(spec.network)):
+        return spec
+    return replace(spec, authority=random.token_hex(16))
+
+
+def looks_into(network: NetworkSpec) -> bool:
+    """Whether any rule is about requests."""
+    if network.mode == "none":
+        return False
+    from .network.presets import expand
+
+    rules = [*expand(network.allow), *expand(network.deny, deny=True)]
+    return network.inspect or any(rule.of_requests for rule in rules)
+
+
+def environment(egress: Egress | None, *, single_user: bool) -> dict[str, str]:
+    """Variables that a sandbox has besides its own: placeholders, and where the certificates are."""
+    if egress is None:
+        return {}
+    found: dict[str, str] = {}
+    if egress.inspection is not None:
+        from .network.trust import env
+
+        found.update(env(single_user=single_user))
+    if egress.secrets is not None:
+        found.update(egress.secrets.placeholders)
+    return found
+
+
+def check_served(egress: Egress | None, answer: Fields) -> None:
+    """A sandbox that was to have a network has one, or does not start."""
+    if egress is not None and not answer.integer(Tag.FEATURES, 0) & Feature.EGRESS:
+        raise StartFailed(
+            "the sandbox's network could not be set up: its agent serves no connections",
+            hint="network='none' needs none; `sloplet doctor` tells which engines can",
+        )
+
+
+async def furnish(live: Live) -> None:
+    """Before the sandbox is handed out: its programs trust what opens their TLS. StartFailed."""
+    egress = live.egress
+    if egress is None or egress.inspection is None:
+        return
+    from .network.trust import install
+
+    async def ask(fields: Fields) -> Stream:
+        return live.mux.open(fields)
+
+    await install(ask, egress.inspection.authority.ca_pem, single_user=live.instance.hello.no_users)
