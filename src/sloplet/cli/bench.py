@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SUITES = ("start", "exec", "cli", "import", "rate", "files", "output", "live")
 LIVE_SUITES = ("snapshot", "restore", "fork", "pool", "pause", "weight", "curve")
+NET_SUITES = ("download", "connect", "together", "slow")
 RIVALS = ("subprocess", "bwrap", "docker", "runsc")
 
 
@@ -41,16 +42,16 @@ def names(*known: str) -> Names:
     default="",
     callback=names(),
     metavar="SUITES",
-    help=f"Only these suites: {', '.join(SUITES)}; with --live: {', '.join(LIVE_SUITES)}.",
+    help=f"Only these suites: {', '.join(SUITES)}; with --live: {', '.join(LIVE_SUITES)}; "
+    f"with --net: {', '.join(NET_SUITES)}.",
 )
 @click.option(
     "--engine",
     "engines",
-    default="container,process",
-    show_default=True,
+    default="",
     callback=names(),
     metavar="ENGINES",
-    help="The engines to measure.",
+    help="The engines to measure (container,process; with --net: container,gvisor).",
 )
 @click.option(
     "--against",
@@ -63,24 +64,32 @@ def names(*known: str) -> Names:
 @click.option("--with-dockerd", is_flag=True, help="Start a private Docker daemon for the run (root).")
 @click.option("--hold", type=click.IntRange(1, 100_000), default=None, help="How many sandboxes to hold at once.")
 @click.option("--live", is_flag=True, help="Snapshots, restores, forks, pools, pauses, beside runsc used by hand.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=None, help="With --live: how many restores (10).")
+@click.option("--net", is_flag=True, help="The way out over the wire, beside a bare socket and a bare Python relay.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    default=None,
+    help="With --live: how many restores (10); with --net: downloads (5).",
+)
 @click.option("--plot", type=click.Path(dir_okay=False), default=None, help="With --live: the curves, as an SVG file.")
 @click.option("--check", is_flag=True, help="End with exit code 1 if a bar is missed.")
 @click.option("--json", "as_json", is_flag=True, help="All numbers, raw, as JSON.")
 def bench(
     quick: bool, only: tuple[str, ...], engines: tuple[str, ...], against: tuple[str, ...], with_dockerd: bool,
-    hold: int | None, live: bool, rounds: int | None, plot: str | None, check: bool, as_json: bool,
+    hold: int | None, live: bool, net: bool, rounds: int | None, plot: str | None, check: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure Sloplet beside a bare subprocess, bwrap, docker and runsc, in one run. See docs/bench.md."""
     from ..testing.bench.bars import judge
 
-    _check_options(only, live=live, for_live={"--rounds": rounds, "--plot": plot})
+    _check_options(only, live=live, net=net, rounds=rounds, plot=plot)
     if live:
         report = _run_live(quick, only, rounds)
+    elif net:
+        report = _run_net(quick, only, engines, rounds)
     else:
         changes: dict[str, Any] = {
-            "engines": engines, "against": tuple(name for name in against if name != "none"), "only": only,
-            "with_dockerd": with_dockerd,
+            "engines": engines or ("container", "process"), "only": only, "with_dockerd": with_dockerd,
+            "against": tuple(name for name in against if name != "none"),
         }  # fmt: skip
         report = _run(quick, changes if hold is None else {**changes, "live": hold})
     if plot is not None:
@@ -90,14 +99,17 @@ def bench(
         raise click.exceptions.Exit(1)
 
 
-def _check_options(only: tuple[str, ...], *, live: bool, for_live: dict[str, object]) -> None:
-    known = LIVE_SUITES if live else SUITES
+def _check_options(only: tuple[str, ...], *, live: bool, net: bool, rounds: int | None, plot: str | None) -> None:
+    if live and net:
+        raise click.UsageError("--live and --net are two runs")
+    known = LIVE_SUITES if live else NET_SUITES if net else SUITES
     for name in only:
         if name not in known:
             raise click.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint="--only")
-    for option, value in for_live.items():
-        if value is not None and not live:
-            raise click.UsageError(f"{option} goes with --live")
+    if rounds is not None and not (live or net):
+        raise click.UsageError("--rounds goes with --live or --net")
+    if plot is not None and not live:
+        raise click.UsageError("--plot goes with --live")
 
 
 def _run(quick: bool, changes: dict[str, Any]) -> Report:
@@ -115,6 +127,19 @@ def _run_live(quick: bool, only: tuple[str, ...], rounds: int | None) -> Report:
     changes: dict[str, Any] = {"only": only} if rounds is None else {"only": only, "rounds": rounds}
     with _progress() as say:
         return run_live(quick_plan(**changes) if quick else LivePlan(**changes), say=say)
+
+
+def _run_net(quick: bool, only: tuple[str, ...], engines: tuple[str, ...], rounds: int | None) -> Report:
+    from ..testing.bench.net.plan import NetPlan, quick_plan
+    from ..testing.bench.net.run import run_net
+
+    changes: dict[str, Any] = {"only": only}
+    if engines:
+        changes["engines"] = engines
+    if rounds is not None:
+        changes["rounds"] = rounds
+    with _progress() as say:
+        return run_net(quick_plan(**changes) if quick else NetPlan(**changes), say=say)
 
 
 @contextmanager

@@ -52,7 +52,17 @@ LIVE_BARS = (
     Bar("a resumed 200 MiB process has all its memory", "pause.intact", "gvisor", 1, at_least=True, full=True),
     Bar("memory of a paused sandbox", "weight.paused", "gvisor", 0, suffix=" MiB"),
 )  # fmt: skip
-PROMISES = {"bench": BARS, "live": LIVE_BARS}
+NET_BARS = (
+    Bar("download through the wire (200 MB/s)", "download.speed", "container", 200e6 / MIB, at_least=True,
+        suffix=" MiB/s", full=True),
+    Bar("connect to first byte, beyond a bare socket's", "connect.overhead", "container", 0.003, suffix=" s"),
+    Bar("connect to first byte, beyond a bare socket's", "connect.overhead", "gvisor", 0.003, suffix=" s"),
+    Bar("200 connections at once without error", "together.failed", "container", 0),
+    Bar("200 connections at once without error", "together.failed", "gvisor", 0),
+    Bar("host memory while clients read slowly", "slow.memory", "container", 16, suffix=" MiB", full=True),
+    Bar("host memory while clients read slowly", "slow.memory", "gvisor", 16, suffix=" MiB", full=True),
+)  # fmt: skip
+PROMISES = {"bench": BARS, "live": LIVE_BARS, "net": NET_BARS}
 
 
 @dataclass(frozen=True)

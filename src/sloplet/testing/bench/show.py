@@ -33,7 +33,8 @@ def machine_line(machine: dict[str, Any]) -> Text:
 
 
 def numbers(report: Report) -> Table:
-    table = Table(title="sloplet bench", title_justify="left", header_style="bold")
+    title = {"bench": "sloplet bench", "net": "sloplet bench --net"}[report.kind]
+    table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("metric", "subject"):
         table.add_column(name, no_wrap=name == "subject")
     for name in ("n", "min", "p50", "p95", "p99", "mean"):

@@ -126,6 +126,18 @@ LIVE_METRICS = {
 }
 METRICS |= LIVE_METRICS
 
+#: Those of ``sloplet bench --net``.
+NET_METRICS = {
+    "download.speed": Metric("download of 1 GiB", "MiB/s", "loopback"),
+    "connect.first_byte": Metric("connect to first byte", "s", "loopback"),
+    "connect.named": Metric("the same, with the name looked up each time", "s"),
+    "connect.overhead": Metric("connect to first byte, beyond a bare socket's", "s"),
+    "together.time": Metric("200 connections at once, opened, echoed, closed", "s", "loopback"),
+    "together.failed": Metric("of them failed", "1"),
+    "slow.memory": Metric("host memory grown by slow readers", "MiB"),
+}
+METRICS |= NET_METRICS
+
 
 def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
     """How many times the baseline's cost ours is: 1.0 is equal, below 1 is better than it, above 1 worse."""
@@ -135,7 +147,7 @@ def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
 
 
 class Report:
-    """All series of one run, by metric and subject. ``kind``: what was run, "bench" or "live"."""
+    """All series of one run, by metric and subject. ``kind``: what was run, "bench", "live" or "net"."""
 
     def __init__(self, kind: str = "bench") -> None:
         self.kind = kind
