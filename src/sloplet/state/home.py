@@ -92,7 +92,7 @@ class Home:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.path.mkdir(0o700, exist_ok=True)
                 check_folder(self.path)
-            if not self.network.is_dir():  # made last, and missing in a home of an older version
+            if not (self.network.is_dir() and self.snapshots.is_dir()):  # missing in a home of an older version
                 for name in _FOLDERS:
                     (self.path / name).mkdir(0o700, exist_ok=True)
             if self.snapshots.stat().st_mode & 0o077:  # a home that was copied: the memory of sandboxes lies there
