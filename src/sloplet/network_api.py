@@ -184,10 +184,10 @@ async def _put_questions(controller: Controller, sandbox_id: str, source: AsyncI
                     task = asyncio.ensure_future(_answered(controller, sandbox_id, question, ask))
                     answering.add(task)
                     task.add_done_callback(answering.discard)
-            except (SandboxDead, SandboxNotFound):
+            except (SandboxDead, SandboxNotFound, SpecError):  # SpecError: it has no network to ask about
                 return
             except SlopletError:
-                pass  # it was paused, or its keeper was replaced
+                pass  # its keeper was replaced
             await asyncio.sleep(_AGAIN)
             source = controller.asks(sandbox_id)
     finally:

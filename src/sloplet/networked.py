@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from .netspec import NetworkSpec
     from .network.asks import Ask
     from .network.log import Decision
+    from .network.ports import Opener
 
 
 class Networked(Holder):
     """What leaves a sandbox (networks.py), and what is let in (network/ports.py)."""
+
+    elsewhere: Opener | None = None  #: who holds the sandboxes that this process does not, for links to them
 
     # -- what leaves -----------------------------------------------------------------
 

@@ -119,7 +119,8 @@ class Networks:
     async def _dial(self, ref: str, port: int) -> socket.socket:
         """A port of another sandbox; wakes it."""
         other = await self._runtime.find(ref)
-        return await self._runtime.exposed.dial(other.id, port)
+        elsewhere = self._runtime.elsewhere if other.holder != self._runtime.holder else None
+        return await self._runtime.exposed.dial(other.id, port, elsewhere)
 
     # -- what becomes of it ----------------------------------------------------------------
 

@@ -327,6 +327,8 @@ async def _tell(stream: AgentStream, bodies: AsyncIterator[bytes]) -> None:
         sending.cancel()
         ended.cancel()
         await asyncio.gather(sending, ended, return_exceptions=True)
+    if not sending.cancelled() and (error := sending.exception()) is not None:
+        raise error
     stream.close(Fields())
 
 

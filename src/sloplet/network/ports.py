@@ -252,9 +252,10 @@ class Ports:
                 listener.forget()
         self._listeners.clear()
 
-    async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """A socket whose other end is a port inside: for links between sandboxes."""
-        stream = await dial(self.opener, sandbox_id, port)
+    async def dial(self, sandbox_id: str, port: int, opener: Opener | None = None) -> socket.socket:
+        """A socket whose other end is a port inside: for links between sandboxes. ``opener``: who holds that one, if
+        it is not who holds ours."""
+        stream = await dial(opener or self.opener, sandbox_id, port)
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
