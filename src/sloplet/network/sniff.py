@@ -214,33 +214,40 @@ class SecondHello:
         if self.done:
             return None
         self._data += data
-        while not self.done and len(self._data) >= 5:
+        while not self.done and len(self._data) >= 6:
             size = 5 + int.from_bytes(self._data[3:5], "big")
             if self._data[0] == 0x14 and self._hellos and size == 6:  # change_cipher_spec, for old boxes in between
-                if len(self._data) < size:
-                    return None
                 self._data = self._data[size:]
-            elif self._data[0] != 0x16 or (self._hellos and len(self._data) >= 11 and not self._plain_hello()):
+                continue
+            plain = self._plain_hello(size) if self._hellos else True
+            if plain is None:
+                return None
+            if not plain:
                 self._finish()
-            else:
-                found = sniff(self._data)
-                if found is None:
-                    return None
-                if not isinstance(found, Tls) or (found.server_name, found.ech) != (
-                    self._first.server_name,
-                    self._first.ech,
-                ):
-                    self._finish()
-                    return "its second TLS ClientHello names another server than its first"
-                self._hellos += 1
-                self._data = self._after_hello()
-                if self._hellos == 2:
-                    self._finish()
+                return None
+            found = sniff(self._data)
+            if found is None:
+                return None
+            if found != self._first and not self._same(found):
+                self._finish()
+                return "its second TLS ClientHello names another server than its first"
+            self._hellos += 1
+            self._data = self._after_hello()
+            if self._hellos == 2:
+                self._finish()
         return None
 
-    def _plain_hello(self) -> bool:
-        """Whether this record holds a ClientHello, and not what TLS 1.2 sends here (a key, or encrypted)."""
-        return self._data[5] == _CLIENT_HELLO and (int.from_bytes(self._data[3:5], "big") < 6 or self._data[9] == 3)
+    def _same(self, found: object) -> bool:
+        return isinstance(found, Tls) and (found.server_name, found.ech) == (self._first.server_name, self._first.ech)
+
+    def _plain_hello(self, size: int) -> bool | None:
+        """Whether this record holds a ClientHello, and not what TLS 1.2 sends here (a key, or encrypted). None: more
+        bytes are needed."""
+        if self._data[0] != 0x16 or self._data[5] != _CLIENT_HELLO:
+            return False
+        if size < 5 + 6:
+            return True
+        return None if len(self._data) < 5 + 6 else self._data[9] == 3
 
     def _after_hello(self) -> bytes:
         """What follows the records of the hello at the beginning."""
