@@ -19,6 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dns.h"
+#include "egress.h"
 #include "freeze.h"
 #include "guest.h"
 #include "layers.h"
@@ -218,6 +220,7 @@ static void run(void)
         if (reap_more)
             reap_more = proc_reap();
         next = earlier(watch_timers(now), shutdown_timer(now));
+        next = earlier(next, earlier(egress_timers(now), dns_timers(now)));
         if (!freeze_serving())
             next = earlier(next, earlier(proc_timers(now), memory_timer(now)));
         next = earlier(next, spare_timer(now));

@@ -8,34 +8,64 @@
 
 #include "proto.h"
 
+/* On whose streams the host may send a type: on the connection itself, on those it opened, on those we opened, on both. */
+enum whose { CONNECTION, THEIRS, OURS, ANY };
+
+static bool fits(enum whose whose, uint32_t stream)
+{
+    switch (whose) {
+    case CONNECTION:
+        return stream == 0;
+    case THEIRS:
+        return stream % 2 == 1;
+    case OURS:
+        return stream && stream % 2 == 0;
+    default:
+        return stream != 0;
+    }
+}
+
 static const char *check_header(const struct frame *f, const uint8_t *p)
 {
     uint32_t most = WIRE_MAX_PAYLOAD, least = 0;
-    bool connection = false;
+    uint8_t channel = CHANNEL_IN;
+    enum whose whose = ANY;
 
     switch (f->type) {
     case FRAME_HELLO:
-        connection = true;
+        whose = CONNECTION;
         most = WIRE_MAX_OPEN;
         break;
     case FRAME_OPEN:
+        whose = THEIRS;
         most = WIRE_MAX_OPEN;
         break;
     case FRAME_DATA:
         least = 1;
+        channel = f->stream % 2 ? CHANNEL_IN : CHANNEL_OUT;
         break;
     case FRAME_END:
+        most = 0;
+        if (f->channel == CHANNEL_OUT && f->stream % 2 == 0)
+            channel = CHANNEL_OUT;
+        break;
     case FRAME_RESET:
+        whose = THEIRS;
         most = 0;
         break;
     case FRAME_CREDIT:
         least = most = 4;
         break;
     case FRAME_CTRL:
+        whose = THEIRS;
+        break;
+    case FRAME_REPLY:
+    case FRAME_CLOSE:
+        whose = OURS;
         break;
     case FRAME_PING:
     case FRAME_PONG:
-        connection = true;
+        whose = CONNECTION;
         most = WIRE_MAX_PING;
         break;
     default:
@@ -45,11 +75,9 @@ static const char *check_header(const struct frame *f, const uint8_t *p)
         return "a frame length out of bounds";
     if (p[6] || p[7])
         return "a header whose spare bytes are not zero";
-    if (f->channel != CHANNEL_IN)
+    if (f->channel != channel)
         return "a channel the host may not send on";
-    if (connection ? f->stream != 0 : f->stream % 2 == 0)
-        return "a stream id that does not fit the frame type";
-    return NULL;
+    return fits(whose, f->stream) ? NULL : "a stream id that does not fit the frame type";
 }
 
 int frame_parse(const uint8_t *p, size_t n, struct frame *f, size_t *used, const char **why)

@@ -8,11 +8,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dns.h"
+#include "egress.h"
 #include "freeze.h"
 #include "guest.h"
 #include "identity.h"
 #include "layers.h"
 #include "memory.h"
+#include "net.h"
 #include "path.h"
 #include "ring.h"
 #include "spare.h"
@@ -155,7 +158,7 @@ static const char *take(const struct fields *f)
     char hostname[65] = "";
     int64_t flags = fields_int(f, TAG_FLAGS, 0), ring = fields_int(f, TAG_RING, RING_DEFAULT);
 
-    if (flags & ~(int64_t)HELLO_FLAG_NO_USERS)
+    if (flags & ~(int64_t)(HELLO_FLAG_NO_USERS | HELLO_FLAG_EGRESS))
         return "HELLO has a flag that is not known";
     if (ring < 0 || ring > RING_MAX)
         return "HELLO asks for rings out of range";
@@ -178,6 +181,16 @@ static const char *take(const struct fields *f)
     return keep_env(f, identity_generation(f)) ? NULL : "there is no memory for HELLO";
 }
 
+/* Serves what leaves the sandbox, if that is asked for and the launcher has laid the way. */
+static bool serve_network(const struct fields *f)
+{
+    if (!(fields_int(f, TAG_FLAGS, 0) & HELLO_FLAG_EGRESS)) {
+        egress_end();
+        return false;
+    }
+    return agent_dns_fd >= 0 && egress_begin() == 0;
+}
+
 int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
 {
     static const tag_set known = B(VERSION) | B(USER) | B(WORKDIR) | B(HOME) | B(ENV) | B(HOSTNAME) |
@@ -186,6 +199,7 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     struct fw w = {buf, 0, sizeof buf, false};
     struct fields f;
     struct user u;
+    bool network;
     int unknown;
 
     if (fields_parse(payload, n, known, &f, why))
@@ -212,10 +226,13 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
         freeze_end(false);
     fw_int(&w, TAG_PID, guest.self);
     fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);
-    fw_int(&w, TAG_FEATURES, 0);
+    network = serve_network(&f);
+    fw_int(&w, TAG_FEATURES, network ? FEATURE_EGRESS : 0);
     if (fields_have(&f, TAG_TAG)) /* by it the host knows this answer from bytes that commands made up */
         fw_bytes(&w, TAG_TAG, f.text[TAG_TAG].p, f.text[TAG_TAG].len);
     wire_hello(&w);
+    if (network)
+        dns_begin(); /* behind the answer: it may ask the host something at once */
     spare_soon();
     return 0;
 }

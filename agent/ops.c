@@ -38,6 +38,7 @@ static const struct op {
     {OP_THAW, 0, 0, op_thaw},
     {OP_CHANGES, B(PATH) | B(FLAGS), 0, op_changes},
     {OP_UNPACK, B(PATH), 0, op_unpack},
+    {OP_DIAL, B(PORT) | B(ADDRESS), B(PORT), op_dial},
 };
 
 void op_dispatch(struct stream *s, const uint8_t *payload, uint32_t n)

@@ -31,5 +31,6 @@ void op_shutdown(struct stream *s, const struct fields *f);
 bool shutdown_begun(void);
 void op_changes(struct stream *s, const struct fields *f);
 void op_unpack(struct stream *s, const struct fields *f);
+void op_dial(struct stream *s, const struct fields *f);
 
 #endif

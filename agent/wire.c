@@ -1,12 +1,10 @@
-/* The connection: reading frames, the table of streams, turns. See wire.h and docs/wire.md. */
+/* The connection: serving frames, turns, holding. See wire.h and docs/wire.md. */
 #define _GNU_SOURCE
-#include "wire.h"
+#include "streams.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -14,31 +12,11 @@
 #include "intake.h"
 #include "loop.h"
 
-#define BUCKETS 128
-#define GRANT_LUMP (WIRE_INITIAL_CREDIT / 2)
-
 static struct source out_source = {.fd = -1};
-static struct outq out;
+struct outq wire_out;
 static bool greeted, finishing, over, held;
 static int exit_code;
 static uint32_t last_id;
-static unsigned stream_count;
-static struct stream *table[BUCKETS];
-static struct stream *ready_head, **ready_tail = &ready_head;
-
-static struct stream **slot_of(uint32_t id)
-{
-    return &table[(id >> 1) % BUCKETS];
-}
-
-static struct stream *find(uint32_t id)
-{
-    struct stream *s = *slot_of(id);
-
-    while (s && s->id != id)
-        s = s->next;
-    return s;
-}
 
 void wire_abort(int code, const char *why)
 {
@@ -62,134 +40,23 @@ int wire_exit_code(void)
 }
 
 /* A frame that is never split by credit: control, or DATA whose credit the caller has checked. */
-static void send_frame(uint8_t type, uint32_t stream, const void *payload, size_t n)
+void wire_send(uint8_t type, uint8_t channel, uint32_t stream, const void *payload, size_t n)
 {
-    uint8_t *p = outq_reserve(&out, WIRE_HEADER_SIZE + n);
+    uint8_t *p = outq_reserve(&wire_out, WIRE_HEADER_SIZE + n);
 
     if (!p) {
         wire_abort(1, "the queue to the host overflowed");
         return;
     }
-    frame_header(p, type, 0, stream, (uint32_t)n);
+    frame_header(p, type, channel, stream, (uint32_t)n);
     if (n)
         memcpy(p + WIRE_HEADER_SIZE, payload, n);
-    outq_commit(&out, WIRE_HEADER_SIZE + n);
+    outq_commit(&wire_out, WIRE_HEADER_SIZE + n);
 }
 
 void wire_hello(const struct fw *w)
 {
-    send_frame(FRAME_HELLO, 0, w->p, w->len);
-}
-
-static void unqueue(struct stream *s)
-{
-    struct stream **p = &ready_head;
-
-    if (!s->queued)
-        return;
-    while (*p != s)
-        p = &(*p)->next_ready;
-    *p = s->next_ready;
-    if (ready_tail == &s->next_ready)
-        ready_tail = p;
-    s->queued = false;
-}
-
-void stream_ready(struct stream *s)
-{
-    if (s->queued || !s->ops || !s->ops->pump)
-        return;
-    s->queued = true;
-    s->next_ready = NULL;
-    *ready_tail = s;
-    ready_tail = &s->next_ready;
-}
-
-static void stream_free(struct stream *s)
-{
-    struct stream **p = slot_of(s->id);
-
-    unqueue(s);
-    while (*p != s)
-        p = &(*p)->next;
-    *p = s->next;
-    stream_count--;
-    if (s->ops && s->ops->release)
-        s->ops->release(s);
-    free(s);
-}
-
-void stream_reply(struct stream *s, const struct fw *w)
-{
-    send_frame(FRAME_REPLY, s->id, w->p, w->len);
-}
-
-void stream_close(struct stream *s, const struct fw *w)
-{
-    send_frame(FRAME_CLOSE, s->id, w ? w->p : NULL, w ? w->len : 0);
-    stream_free(s);
-}
-
-void stream_done(struct stream *s)
-{
-    stream_close(s, NULL);
-}
-
-static void fail_fields(struct fw *w, int error, const char *what, const char *format, va_list args)
-{
-    char text[512];
-
-    vsnprintf(text, sizeof text, format, args);
-    fw_int(w, TAG_ERRNO, error);
-    fw_text(w, TAG_MESSAGE, text);
-    if (what)
-        fw_text(w, TAG_WHAT, what);
-}
-
-void stream_fail(struct stream *s, int error, const char *what, const char *format, ...)
-{
-    uint8_t buf[640];
-    struct fw w = {buf, 0, sizeof buf, false};
-    va_list args;
-
-    va_start(args, format);
-    fail_fields(&w, error, what, format, args);
-    va_end(args);
-    stream_close(s, &w);
-}
-
-uint8_t *stream_data_begin(struct stream *s, size_t *max)
-{
-    size_t n = s->send_credit < WIRE_MAX_PAYLOAD ? s->send_credit : WIRE_MAX_PAYLOAD;
-    uint8_t *p;
-
-    if (!n || outq_len(&out) >= OUT_HIGH)
-        return NULL;
-    p = outq_reserve(&out, WIRE_HEADER_SIZE + n);
-    *max = n;
-    return p ? p + WIRE_HEADER_SIZE : NULL;
-}
-
-void stream_data_commit(struct stream *s, int channel, size_t n)
-{
-    uint8_t *p = outq_reserve(&out, WIRE_HEADER_SIZE + n);
-
-    frame_header(p, FRAME_DATA, (uint8_t)channel, s->id, (uint32_t)n);
-    outq_commit(&out, WIRE_HEADER_SIZE + n);
-    s->send_credit -= (uint32_t)n;
-}
-
-void stream_consumed(struct stream *s, uint32_t n)
-{
-    uint8_t grant[4];
-
-    s->recv_owed += n;
-    if (s->recv_owed < GRANT_LUMP || s->host_ended)
-        return;
-    put32(grant, s->recv_owed);
-    s->recv_window += s->recv_owed;
-    s->recv_owed = 0;
-    send_frame(FRAME_CREDIT, s->id, grant, sizeof grant);
+    wire_send(FRAME_HELLO, 0, 0, w->p, w->len);
 }
 
 static const char *on_open(const struct frame *f)
@@ -199,21 +66,16 @@ static const char *on_open(const struct frame *f)
     if (f->stream <= last_id)
         return "a stream id that was used before";
     last_id = f->stream;
-    s = stream_count < WIRE_MAX_STREAMS && !finishing ? calloc(1, sizeof *s) : NULL;
+    s = streams_theirs() < WIRE_MAX_STREAMS && !finishing ? stream_new(f->stream) : NULL;
     if (!s) {
         uint8_t buf[128];
         struct fw w = {buf, 0, sizeof buf, false};
 
-        fw_int(&w, TAG_ERRNO, finishing ? ESHUTDOWN : stream_count < WIRE_MAX_STREAMS ? ENOMEM : EMFILE);
+        fw_int(&w, TAG_ERRNO, finishing ? ESHUTDOWN : streams_theirs() < WIRE_MAX_STREAMS ? ENOMEM : EMFILE);
         fw_text(&w, TAG_MESSAGE, "the sandbox takes no more streams now");
-        send_frame(FRAME_CLOSE, f->stream, w.p, w.len);
+        wire_send(FRAME_CLOSE, 0, f->stream, w.p, w.len);
         return NULL;
     }
-    s->id = f->stream;
-    s->send_credit = s->recv_window = WIRE_INITIAL_CREDIT;
-    s->next = *slot_of(s->id);
-    *slot_of(s->id) = s;
-    stream_count++;
     op_dispatch(s, f->payload, f->length);
     return NULL;
 }
@@ -256,13 +118,32 @@ static void on_ctrl(struct stream *s, const struct frame *f)
         s->ops->ctrl(s, &fields);
 }
 
+/* The host's REPLY or CLOSE on a stream of ours. */
+static const char *on_answer(struct stream *s, const struct frame *f)
+{
+    static const tag_set known = TAG_BIT(TAG_ERRNO) | TAG_BIT(TAG_MESSAGE) | TAG_BIT(TAG_WHAT) |
+                                  TAG_BIT(TAG_ADDRESS) | TAG_BIT(TAG_PORT);
+    struct fields fields;
+    const char *why;
+
+    if (fields_parse(f->payload, f->length, known, &fields, &why))
+        return "an answer that cannot be understood";
+    if (f->type == FRAME_REPLY) {
+        if (s->ops && s->ops->reply)
+            s->ops->reply(s, &fields);
+        return NULL;
+    }
+    if (s->ops && s->ops->closed)
+        s->ops->closed(s, &fields);
+    stream_free(s);
+    return NULL;
+}
+
 /* A second HELLO begins the connection anew: the sandbox was restored from a checkpoint and another
  * host holds it. Streams of the old one are forgotten without a word; processes live on. */
 void wire_forget(void)
 {
-    for (int i = 0; i < BUCKETS; i++)
-        while (table[i])
-            stream_free(table[i]);
+    streams_forget();
     last_id = 0;
 }
 
@@ -282,7 +163,7 @@ const char *wire_take(const struct frame *f)
             return why;
         return NULL;
     case FRAME_PING:
-        send_frame(FRAME_PONG, 0, f->payload, f->length);
+        wire_send(FRAME_PONG, 0, 0, f->payload, f->length);
         return NULL;
     case FRAME_PONG:
         return NULL;
@@ -291,12 +172,15 @@ const char *wire_take(const struct frame *f)
     default:
         break;
     }
-    if (f->stream > last_id)
+    if (stream_is_own(f->stream) ? !stream_was_own(f->stream) : f->stream > last_id)
         return "a frame for a stream that was never opened";
-    s = find(f->stream);
-    if (!s)
-        return NULL; /* closed already: it crossed ours on the wire */
+    s = stream_find(f->stream);
+    if (!s || (s->abandoned && f->type != FRAME_CLOSE))
+        return NULL; /* over already: it crossed ours on the wire */
     switch (f->type) {
+    case FRAME_REPLY:
+    case FRAME_CLOSE:
+        return on_answer(s, f);
     case FRAME_DATA:
         return on_data(s, f);
     case FRAME_END:
@@ -311,7 +195,7 @@ const char *wire_take(const struct frame *f)
     case FRAME_CTRL:
         on_ctrl(s, f);
         return NULL;
-    default: /* RESET: the parser lets nothing else through */
+    default: /* RESET of one of the host's: the parser lets nothing else through */
         if (s->ops && s->ops->reset)
             s->ops->reset(s);
         else
@@ -325,9 +209,19 @@ bool wire_stopped(void)
     return over || finishing;
 }
 
+bool wire_going(void)
+{
+    return !held && !over;
+}
+
+bool wire_open(void)
+{
+    return wire_going() && greeted && !finishing;
+}
+
 bool wire_full(void)
 {
-    return outq_len(&out) >= OUT_STOP;
+    return outq_len(&wire_out) >= OUT_STOP;
 }
 
 void wire_hold(bool hold)
@@ -362,35 +256,26 @@ int wire_init(int in_fd, int out_fd)
 
 bool wire_busy(void)
 {
-    return (ready_head && outq_len(&out) < OUT_HIGH) || (intake_stalled() && !wire_full());
+    return (streams_ready() && outq_len(&wire_out) < OUT_HIGH) || (intake_stalled() && !wire_full());
 }
 
 bool wire_turn(void)
 {
-    unsigned turns = 0;
-
     if (intake_stalled() && !held)
         intake_go_on();
-    /* Everyone queued now gets one turn; who asks for more goes behind the others. */
-    for (struct stream *s = ready_head; s; s = s->next_ready)
-        turns++;
-    while (turns-- && ready_head && outq_len(&out) < OUT_HIGH && !over && !held) {
-        struct stream *s = ready_head;
-        unqueue(s);
-        if (s->ops->pump(s) == PUMP_AGAIN)
-            stream_ready(s);
-    }
-    if (!over && outq_len(&out) && outq_flush(&out, out_source.fd) < 0)
+    streams_turn();
+    if (!over && outq_len(&wire_out) && outq_flush(&wire_out, out_source.fd) < 0)
         wire_abort(0, NULL);
-    loop_want(&out_source, outq_len(&out) ? EPOLLOUT : 0);
+    streams_tell();
+    loop_want(&out_source, outq_len(&wire_out) ? EPOLLOUT : 0);
     loop_want(&intake_source, (held || !wire_full()) && !finishing ? EPOLLIN : 0);
-    if (finishing && outq_len(&out) == 0)
+    if (finishing && outq_len(&wire_out) == 0)
         over = true;
     return !over;
 }
 
 void wire_trim(void)
 {
-    outq_trim(&out);
+    outq_trim(&wire_out);
     intake_trim();
 }

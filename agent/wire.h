@@ -10,7 +10,10 @@ struct stream;
 enum pump { PUMP_WAIT, PUMP_AGAIN, PUMP_GONE };
 
 /* What an operation does with its stream. Any may be NULL. A callback that closes the stream must
- * not touch it afterwards. */
+ * not touch it afterwards.
+ *
+ * A stream is either the host's (odd id: it asked, we answer by stream_reply and one stream_close), or our own
+ * (stream_open: we ask, it answers, and then closed is called). */
 struct stream_ops {
     void (*data)(struct stream *s, const uint8_t *p, uint32_t n);
     void (*end)(struct stream *s);
@@ -20,6 +23,9 @@ struct stream_ops {
     /* A turn to make progress, given when there may be credit and room: small steps only.
      * GONE says that the stream was closed within. */
     enum pump (*pump)(struct stream *s);
+    /* Of our own: the host's REPLY, and its CLOSE; after closed the stream is freed. Neither may free it. */
+    void (*reply)(struct stream *s, const struct fields *f);
+    void (*closed)(struct stream *s, const struct fields *f);
     /* Releases ctx, whatever the reason the stream ended. */
     void (*release)(struct stream *s);
 };
@@ -28,7 +34,7 @@ struct stream {
     uint32_t id;
     uint32_t send_credit;            /* DATA bytes we may still send */
     uint32_t recv_window, recv_owed; /* DATA bytes the host may send; consumed, not granted yet */
-    bool host_ended, queued;
+    bool host_ended, queued, abandoned;
     const struct stream_ops *ops;
     void *ctx;
     struct stream *next, *next_ready; /* hash chain; ready queue */
@@ -62,6 +68,17 @@ int wire_exit_code(void);
 /* Drops all streams without a word: half-written files go, processes stay. */
 void wire_forget(void);
 void wire_hello(const struct fw *w);
+
+/* Opens a stream of our own; w holds OP and the other fields. NULL: not possible now (too many, frozen, or the host
+ * does not read). The host forgets none: each counts until its CLOSE has come. */
+struct stream *stream_open(const struct fw *w, const struct stream_ops *ops, void *ctx);
+bool stream_possible(void);
+/* Calls fn once, from wire_turn, as soon as stream_open may work again. There is one who waits. */
+void stream_when_possible(void (*fn)(void));
+/* Gives one of our own up, at any moment: released at once, RESET is sent, whatever still comes for it is dropped. */
+void stream_abandon(struct stream *s);
+/* No more DATA from us. */
+void stream_end(struct stream *s, int channel);
 
 void stream_ready(struct stream *s);
 void stream_reply(struct stream *s, const struct fw *w);

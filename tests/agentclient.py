@@ -71,6 +71,7 @@ class Stream:
         self.credit = INITIAL_CREDIT  # what we may send
         self.taken = 0  # received and not granted back yet
         self.grants = True  # give credit back as a reader does
+        self.ended = False  # the agent said END
 
     @property
     def closed(self) -> Answer:
@@ -99,6 +100,20 @@ class Stream:
         return found
 
 
+class Asked(Stream):
+    """A stream that the agent opened: CONNECT or RESOLVE. What it sends is in ``out``."""
+
+    def __init__(self, number: int, request: list[tuple[Tag, Any]]) -> None:
+        super().__init__(number)
+        self.request = Answer(request)
+        self.was_reset = False
+        self.finished = False  # we have sent CLOSE
+
+    @property
+    def op(self) -> int:
+        return int(self.request[Tag.OP])
+
+
 class WireClient:
     """The host's side over two descriptors."""
 
@@ -110,6 +125,8 @@ class WireClient:
         self.outgoing = bytearray()
         self.sending = False
         self.streams: dict[int, Stream] = {}
+        self.asked: list[Asked] = []  # all of them, in their order
+        self.on_asked: Callable[[Asked], None] | None = None
         self.pongs: list[bytes] = []
         self.hello: Answer | None = None
         self.next = 1
@@ -166,17 +183,29 @@ class WireClient:
         if kind is FrameType.PONG:
             self.pongs.append(payload)
             return
+        if kind is FrameType.OPEN:
+            self.take_open(number, payload)
+            return
         stream = self.streams[number]
+        if isinstance(stream, Asked) and stream.finished:
+            return
         assert stream.close is None, f"a frame after CLOSE: {kind!r}"
         if kind is FrameType.DATA:
             assert payload
-            (stream.out if channel == 1 else stream.err).extend(payload)
+            assert (channel == 0) == isinstance(stream, Asked)
+            (stream.err if channel == 2 else stream.out).extend(payload)
             stream.taken += len(payload)
             assert stream.taken <= INITIAL_CREDIT, "DATA without credit"
             if stream.grants and stream.taken >= INITIAL_CREDIT // 2:
                 self.grant(stream)
         elif kind is FrameType.CREDIT:
             stream.credit += struct.unpack("<I", payload)[0]
+        elif kind is FrameType.END:
+            assert not stream.ended
+            stream.ended = True
+        elif isinstance(stream, Asked):
+            assert kind is FrameType.RESET
+            stream.was_reset = True
         elif kind is FrameType.REPLY:
             assert stream.reply is None
             stream.reply = Answer(decode(payload))
@@ -184,6 +213,16 @@ class WireClient:
             stream.close = Answer(decode(payload))
         else:
             raise AssertionError(f"unexpected {kind!r}")
+
+    def take_open(self, number: int, payload: bytes) -> None:
+        assert self.hello is not None, "OPEN before HELLO"
+        assert number % 2 == 0
+        assert not self.asked or number > self.asked[-1].number
+        stream = Asked(number, decode(payload))
+        self.streams[number] = stream
+        self.asked.append(stream)
+        if self.on_asked is not None:
+            self.on_asked(stream)
 
     def until(self, done: Callable[[], Any], patience: float = PATIENCE) -> None:
         deadline = time.monotonic() + patience
@@ -220,16 +259,35 @@ class WireClient:
         self.until(lambda: stream.close is not None)
         return stream
 
+    @staticmethod
+    def is_over(stream: Stream) -> bool:
+        return stream.close is not None or (isinstance(stream, Asked) and stream.was_reset)
+
     def data(self, stream: Stream, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            self.until(lambda: stream.credit > 0 or stream.close is not None)
-            if stream.close is not None:
+            self.until(lambda: stream.credit > 0 or self.is_over(stream))
+            if self.is_over(stream):
                 return
             n = min(len(view), stream.credit, 65536)
             stream.credit -= n
-            self.send(frame(FrameType.DATA, stream.number, bytes(view[:n])))
+            channel = int(isinstance(stream, Asked))
+            self.send(frame(FrameType.DATA, stream.number, bytes(view[:n]), channel))
             view = view[n:]
+
+    def answer(self, stream: Asked, *pairs: tuple[Tag, int | bytes | str]) -> None:
+        """REPLY to what the agent asked."""
+        self.send(frame(FrameType.REPLY, stream.number, encode(pairs)))
+
+    def finish(self, stream: Asked, *pairs: tuple[Tag, int | bytes | str]) -> None:
+        """CLOSE what the agent asked."""
+        stream.finished = True
+        self.send(frame(FrameType.CLOSE, stream.number, encode(pairs)))
+
+    def next_asked(self, count: int = 1) -> Asked:
+        """The ``count``-th stream that the agent ever opened."""
+        self.until(lambda: len(self.asked) >= count)
+        return self.asked[count - 1]
 
     def end(self, stream: Stream) -> None:
         self.send(frame(FrameType.END, stream.number))
