@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sloplet.cli.main import invoke
-from sloplet.controller import Change, Diff, SandboxInfo, Snapshot
+from sloplet.controller import Change, Diff, Port, SandboxInfo, Snapshot
 from sloplet.errors import SandboxNotFound, SnapshotInUse, SnapshotNotFound, UnsupportedOperation
+from sloplet.netspec import NetworkSpec
+from sloplet.network.asks import Ask
+from sloplet.network.log import Decision
 from sloplet.spec import SandboxSpec
 
 Said = Callable[..., tuple[int, str, str]]
@@ -55,6 +58,11 @@ class Records:
         self.saved: list[Snapshot] = []
         self.changes: tuple[Change, ...] = ()
         self.asked: list[tuple[Any, ...]] = []
+        self.policies: dict[str, NetworkSpec] = {}
+        self.decisions: list[Decision] = []
+        self.values: dict[str, str | None] = {}
+        self.exposed: list[Port] = []
+        self.questions: list[Ask] = []
 
     def put(self, box: SandboxInfo, **changes: Any) -> SandboxInfo:
         self.boxes[box.id] = replace(box, **changes)
@@ -156,6 +164,40 @@ class Records:
     async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
         self.asked.append(("load", path, name))
         return info(name or "loaded")
+
+    async def network(self, sandbox_id: str) -> NetworkSpec:
+        return self.policies.get(sandbox_id, self.boxes[sandbox_id].spec.network)
+
+    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+        self.policies[sandbox_id] = network
+
+    async def network_log(self, sandbox_id: str, *, after: int = 0, limit: int = 1000) -> Any:
+        if after and after >= len(self.decisions):  # whoever follows it has seen all
+            raise SandboxNotFound("it is gone")
+        return [row for row in self.decisions if row.seq > after][:limit]
+
+    async def learned(self, sandbox_id: str) -> NetworkSpec:
+        return NetworkSpec("rules", ("pypi.org",))
+
+    async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
+        self.values.update(values)
+
+    async def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
+        for question in self.questions:
+            yield question
+
+    async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
+        self.asked.append(("answer", sandbox_id, ask_id, verdict))
+
+    async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
+        self.exposed.append(Port(port, address, host_port or 40000 + len(self.exposed)))
+        return self.exposed[-1]
+
+    async def ports(self, sandbox_id: str) -> Any:
+        return list(self.exposed)
+
+    async def unexpose(self, sandbox_id: str, port: int) -> None:
+        self.exposed = [each for each in self.exposed if each.inside != port]
 
     async def kill(self, sandbox_id: str) -> None:
         del self.boxes[sandbox_id]

@@ -50,15 +50,10 @@ def set_(name: str, secret: str, env: str | None, command: str | None, file: str
 
     The value is kept in the keeper's memory only. Give it again when the keeper was restarted.
     """
-    from ..netspec import Secret
-
     if sum(source is not None for source in (env, command, file)) != 1:
         raise SpecError("where is the value?", hint="give one of --env VARIABLE, --command TEXT and --file FILE")
-    if file is not None:
-        made = Secret(read_value(file), hosts=["localhost"])
-    else:
-        made = Secret(env=env, command=command, hosts=["localhost"])  # the hosts are the sandbox's matter
-    asyncio.run(_set(name, secret, made.read()))
+    source = {"env": env, "command": command} if file is None else {"value": read_value(file)}
+    asyncio.run(_set(name, secret, source))
     if as_json:
         print_json({"sandbox": name, "secret": secret, "set": True})
 
@@ -74,20 +69,23 @@ def rm(name: str, secret: str, as_json: bool) -> None:
         print_json({"sandbox": name, "secret": secret, "set": False})
 
 
-async def _set(name: str, secret: str, value: str | None) -> None:
+async def _set(name: str, secret: str, source: dict[str, Any] | None) -> None:
     from ..keeper.client import keeper_controller
+    from ..netspec import Secret
     from .opening import open_box
 
     controller = await keeper_controller()
     info = await controller.find(name)
-    known = [item.name for item in info.spec.secrets]
+    known = {item.name: item for item in info.spec.secrets}
     if secret not in known:
         raise SpecError(
             f"the sandbox {name} has no secret {secret[:80]!r}",
             hint=f"it has {', '.join(known)}" if known else "make it with --secret NAME=env:VARIABLE@HOST",
         )
-    if value is not None:
-        await open_box(name)  # one that sleeps has nobody who would keep it
+    value = None
+    if source is not None:
+        value = await asyncio.to_thread(Secret(**source, hosts=known[secret].hosts).read)
+        await open_box(name)  # of one that sleeps nobody would keep it
     await controller.set_secrets(info.id, {secret: value})
 
 
