@@ -115,8 +115,8 @@ def test_whatever_a_lenient_server_takes_for_http_is_http(line: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO me\r\n", b"\x3a\0\0\1",
-        b"P\0",
+        b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO me\r\n",
+        b"\x3a\0\0\1", b"P\0",
         b"get key\r\n", b"USER me\r\n", b"{}\n", b"OPTIONS x RTSP/1.0\r\n", b"\x10\x10\0\4MQTT",
     ],
 )  # fmt: skip
@@ -172,6 +172,9 @@ def test_a_second_hello_must_name_the_same_server(step: int) -> None:
     assert "another server" in (after(hello(), CCS, hello("evil.com"), step=step) or "")
     assert "another server" in (after(hello(), records(hello("evil.com")[5:], 3), step=step) or "")
     assert "another server" in (after(hello(), hello(None), step=step) or "")
+    odd = hello("evil.com")
+    odd = odd[:9] + b"\x7f\x7f" + odd[11:]  # a version that does not exist
+    assert "another server" in (after(hello(), CCS, odd, step=step) or "")
 
 
 @pytest.mark.parametrize("step", [1, 3, 1 << 20])

@@ -228,7 +228,7 @@ class SecondHello:
             found = sniff(self._data)
             if found is None:
                 return None
-            if found != self._first and not self._same(found):
+            if not self._same(found):
                 self._finish()
                 return "its second TLS ClientHello names another server than its first"
             self._hellos += 1
@@ -241,13 +241,13 @@ class SecondHello:
         return isinstance(found, Tls) and (found.server_name, found.ech) == (self._first.server_name, self._first.ech)
 
     def _plain_hello(self, size: int) -> bool | None:
-        """Whether this record holds a ClientHello, and not what TLS 1.2 sends here (a key, or encrypted). None: more
-        bytes are needed."""
+        """Whether this record holds a ClientHello, and not what TLS 1.2 sends here (a key, or encrypted, which begins
+        like this once in 65,536 times). None: more bytes are needed."""
         if self._data[0] != 0x16 or self._data[5] != _CLIENT_HELLO:
             return False
-        if size < 5 + 6:
+        if size < 5 + 2:
             return True
-        return None if len(self._data) < 5 + 6 else self._data[9] == 3
+        return None if len(self._data) < 5 + 2 else self._data[6] == 0
 
     def _after_hello(self) -> bytes:
         """What follows the records of the hello at the beginning."""
