@@ -14,6 +14,7 @@
 #define OPT "\x00\x00\x29\x10\x00\x00\x00\x00\x00\x00\x00"
 #define OPT_DO "\x00\x00\x29\x10\x00\x00\x00\x80\x00\x00\x00"
 #define OPT_COOKIE "\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x0c\x00\x0a\x00\x08" "12345678"
+#define X16 "xxxxxxxxxxxxxxxx"
 #define A_IN "\x00\x01\x00\x01"
 
 /* On the heap and exactly as long, so that the sanitizer sees any byte too far. */
@@ -60,11 +61,13 @@ static void test_queries(void)
         {BYTES(HEAD "\x01" "a\xc0\x0c" A_IN), DNS_FORMERR, false},
         {BYTES(HEAD "\x41" "a" A_IN), DNS_FORMERR, false},
         {BYTES(HEAD "\x3f" "a\x00" A_IN), DNS_FORMERR, false},
+        {BYTES(HEAD "\x40" X16 X16 X16 X16 "\x00" A_IN), DNS_FORMERR, false},
         {BYTES(HEAD "\x03" "abc" A_IN), DNS_FORMERR, false},
         /* what follows */
         {BYTES(HEAD NAME A_IN "x"), DNS_FORMERR, false},
         {BYTES(HEAD NAME A_IN OPT), DNS_FORMERR, false},
         {BYTES(HEAD_EXTRA("\x01") NAME A_IN), DNS_FORMERR, false},
+        {BYTES(HEAD_EXTRA("\x01") NAME A_IN "\xc0"), DNS_FORMERR, false},
         {BYTES(HEAD_EXTRA("\x02") NAME A_IN OPT OPT), DNS_FORMERR, true},
         {BYTES(HEAD_EXTRA("\x01") NAME A_IN "\x01" "a" OPT), DNS_FORMERR, false},
         {BYTES(HEAD_EXTRA("\x01") NAME A_IN "\x00\x00\x29\x10\x00\x00\x00\x00\x00\x00\x01"), DNS_FORMERR, false},
