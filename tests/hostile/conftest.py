@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 from hostile_kit import Target, make_rootfs, runtime, targets
 from live_kit import gvisor_in_use
+from net_kit import Rung, connected, furnish, rungs, set_network
 
-from sloplet import Sandbox
+from netkit import Internet
+from sloplet import Network, Sandbox
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "target" in metafunc.fixturenames:
         found = targets()
         metafunc.parametrize("target", found, ids=[target.label for target in found])
+    if "rung" in metafunc.fixturenames:
+        metafunc.parametrize("rung", rungs(), ids=[rung.label for rung in rungs()], scope="module")
 
 
 @pytest.fixture
@@ -64,3 +68,33 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory, busybox: Path) -> Path:
     folder = tmp_path_factory.mktemp("rootfs")
     make_rootfs(folder, busybox)
     return folder
+
+
+# -- the network: tests that ask for ``rung`` run on each one that has a way out ---------------------------------
+
+
+@pytest.fixture(scope="session")
+def whole_internet() -> Iterator[Internet]:
+    with Internet() as made, connected(made):
+        yield made
+
+
+@pytest.fixture
+def net(whole_internet: Internet) -> Internet:
+    """The fake internet, which has seen nothing yet."""
+    furnish(whole_internet)
+    return whole_internet
+
+
+@pytest.fixture(scope="module")
+def shared_box(rung: Rung, whole_internet: Internet) -> Iterator[Sandbox]:
+    with rung.box() as made:
+        yield made
+
+
+@pytest.fixture
+def shared(shared_box: Sandbox, net: Internet) -> Sandbox:
+    """A sandbox that the file's tests of one rung share; each sets the policy that it needs."""
+    set_network(shared_box, Network())
+    net.forget()
+    return shared_box

@@ -9,6 +9,7 @@ in there and handed out as descriptors. It works for root and for an ordinary us
 ``packets``    the judge                ``web``      HTTP/1.1, WebSocket, static sites
 ``plain``      echo, mail, silence      ``authority`` the test CA
 ``world``      the child's main loop    ``internet`` what tests hold
+``sites``      what real clients fetch  ``database`` a PostgreSQL
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Servers of the fake internet that speak no HTTP: an echo, one that counts until the end, one that speaks first, one
-that sends for ever, and a way on to a Unix socket for a server that lives outside."""
+"""Servers of the fake internet that speak no HTTP: an echo, one that counts to the end, one that speaks first and one
+that sends for ever."""
 
 from __future__ import annotations
 
@@ -58,29 +58,9 @@ class Plain:
                     break
         _close(writer)
 
-    def relay(self, path: str) -> object:
-        """Serves what listens on a Unix socket."""
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._came(writer)
-            with suppress(OSError):
-                inner, outer = await asyncio.open_unix_connection(path)
-                await asyncio.gather(_copy(reader, outer), _copy(inner, writer))
-            _close(writer)
-
-        return serve
-
     def _came(self, writer: asyncio.StreamWriter) -> None:
         address, port = writer.get_extra_info("sockname")[:2]
         self._record("tcp", address=address, port=port)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    _close(writer)
 
 
 def _close(writer: asyncio.StreamWriter) -> None:

@@ -72,7 +72,7 @@ class Web:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        request = await _read(reader)
+        request = await _read(reader, writer)
         address, port = writer.get_extra_info("sockname")[:2]
         tls = writer.get_extra_info("ssl_object")
         request.facts = {"address": address, "port": port, "sni": getattr(tls, "sni", None), "tls": tls is not None}
@@ -117,17 +117,19 @@ class Web:
             _send(writer, 200, f"hello from {request.host}\n".encode(), head=request.method == "HEAD")
 
 
-async def _read(reader: asyncio.StreamReader) -> Request:
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head[:-4].split("\r\n")
     method, target, _ = first.split(" ")
     headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
     request = Request(method, target, headers)
+    if request.header("expect").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     if "chunked" in request.header("transfer-encoding").lower():
         while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
             request.body += (await reader.readexactly(size + 2))[:-2]
         await reader.readuntil(b"\r\n")
-    elif request.header("expect").lower() != "100-continue" or request.header("content-length"):
+    else:
         request.body = await reader.readexactly(int(request.header("content-length") or 0))
     return request
 

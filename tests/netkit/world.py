@@ -130,9 +130,6 @@ class World:
     async def do_site(self, host: str, folder: str, git: bool) -> None:
         self._web.sites[host] = Site(Path(folder), git)
 
-    async def do_relay(self, port: int, path: str) -> None:
-        await self._listen(port, self._plain.relay(path))
-
     async def do_leaf(self, name: str) -> str:
         return str(self._authority.leaf(name))
 
