@@ -7,8 +7,9 @@
 /* The kernel is the sandbox's alone: what /proc/meminfo says is the sandbox's, whole and exact. */
 extern bool agent_own_kernel;
 
-/* argv: "guest", how many processes each user may have, and how many more root for the agent's own. Serves the wire on 0
- * and 1, as agent_main does. */
+/* argv: "guest", how many processes each user may have, how many more root for the agent's own, and "egress" where what leaves
+ * is to be brought to the agent (net.h; takes CAP_NET_ADMIN and CAP_NET_RAW, which are given up then). Serves the wire on 0 and
+ * 1, as agent_main does. */
 int gvisor_guest_main(int argc, char **argv);
 
 #endif

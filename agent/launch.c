@@ -4,6 +4,7 @@
 #include "launch.h"
 #include "agent.h"
 #include "linuxapi.h"
+#include "net.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -117,22 +118,22 @@ static int fence_command(int ruleset) {
     return agent_fence_fd < 0 ? 0 : (int)syscall(NR_landlock_restrict_self, ruleset, 0);
 }
 
-/* Of all descriptors beyond the wire the agent gets these, from FD_PLAN on: commands' cgroups, then their fence, then where
- * overlays are written. */
+/* Of all descriptors beyond the wire the agent gets these, from FD_PLAN on: commands' cgroups, then their fence, where overlays
+ * are written, and what leaves comes to. */
 static int keep_for_agent(void) {
-    int kept[MAX_CGROUPS + 2], count = launch.plan.works;
-    int upper = agent_layers > 0 ? openat(launch.scratch, "up", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    memcpy(kept, work_fd, sizeof work_fd);
-    if (launch.fence >= 0) kept[count++] = launch.fence;
-    if (upper >= 0) kept[count++] = upper;
+    int *kept[MAX_CGROUPS + 5], count = 0;
+    agent_fence_fd = launch.fence;
+    agent_upper_fd = agent_layers > 0 ? openat(launch.scratch, "up", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int *others[] = {&agent_fence_fd, &agent_upper_fd, &agent_egress_fd, &agent_dns_fd, &agent_dns_tcp_fd};
+    for (int i = 0; i < launch.plan.works; i++) kept[count++] = &work_fd[i];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (*others[i] >= 0) kept[count++] = others[i];
     for (int i = 0; i < count; i++) /* sources may lie where others go: first all of them out of the way */
-        if ((kept[i] = fcntl(kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 2)) < 0) return -1;
+        if ((*kept[i] = fcntl(*kept[i], F_DUPFD_CLOEXEC, FD_PLAN + MAX_CGROUPS + 5)) < 0) return -1;
     for (int i = 0; i < count; i++)
-        if (dup3(kept[i], FD_PLAN + i, O_CLOEXEC) < 0) return -1;
+        if ((*kept[i] = dup3(*kept[i], FD_PLAN + i, O_CLOEXEC)) < 0) return -1;
     agent_work_fd = FD_PLAN;
     agent_work_fds = launch.plan.works;
-    if (launch.fence >= 0) agent_fence_fd = FD_PLAN + launch.plan.works;
-    if (upper >= 0) agent_upper_fd = FD_PLAN + count - 1;
     return (int)syscall(NR_close_range, FD_PLAN + count, ~0u, 0);
 }
 

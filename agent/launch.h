@@ -73,6 +73,7 @@ enum {
     STEP_ALLOW = 80,    /* u64 ALLOW_* bits, u64 rights, text host path: a Landlock rule, if it is there */
     STEP_CHDIR = 81,    /* text path */
     STEP_WRAP = 82,     /* u64 attributes, text path: the root so far goes there, within a new and empty one */
+    STEP_EGRESS = 83,   /* what leaves is brought to the agent (net.h); after LOOPBACK */
 };
 
 /* a rootfs that belongs to somebody else may not let us write there */
@@ -193,6 +194,7 @@ void seccomp_install(uint64_t bits);
 int seccomp_no_metadata(void);
 void seccomp_no_membarrier(void);
 int seccomp_no_user_namespaces(void);
+int seccomp_no_ping(void);
 
 /* supervise.c */
 void hold_signals(void);

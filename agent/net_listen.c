@@ -43,7 +43,7 @@ int net_listen(void)
     net_failed = "a socket";
     agent_egress_fd = bound(SOCK_STREAM, INADDR_LOOPBACK, EGRESS_PORT, transparent);
     agent_dns_tcp_fd = bound(SOCK_STREAM, INADDR_ANY, DNS_PORT, 0);
-    agent_dns_fd = bound(SOCK_DGRAM, INADDR_ANY, DNS_PORT, told);
+    agent_dns_fd = bound(SOCK_DGRAM, agent_own_kernel ? INADDR_LOOPBACK : INADDR_ANY, DNS_PORT, told);
     return agent_egress_fd < 0 || agent_dns_tcp_fd < 0 || agent_dns_fd < 0 ? -1 : EGRESS_PORT;
 }
 

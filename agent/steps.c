@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "launch.h"
 #include "linuxapi.h"
+#include "net.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,6 +42,12 @@ static void loopback(void) {
     request.ifr_flags = IFF_UP;
     if (ioctl(fd, SIOCSIFFLAGS, &request) < 0) fail("loopback", "lo", errno, "");
     close(fd);
+}
+
+static void egress(void) {
+    int port = net_listen();
+    if (port < 0 || net_redirect_linux(port) < 0)
+        fail("egress", net_failed, errno, "nf_tables with nft_tproxy is needed (CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4, CONFIG_NFT_TPROXY)");
 }
 
 static void write_existing(int root, const char *path, struct text content) {
@@ -116,6 +123,7 @@ static void run(struct launch *launch, struct step *step) {
     }
     case STEP_PIVOT: pivot(launch); break;
     case STEP_LOOPBACK: loopback(); break;
+    case STEP_EGRESS: egress(); break;
     case STEP_WRITE: {
         const char *path = arg_text(args).bytes;
         write_existing(launch->root, path, arg_text(args));

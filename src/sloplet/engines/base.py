@@ -43,6 +43,9 @@ class Capabilities:
     echoes_controls: bool = True  #: a terminal shows the control characters that were typed as ^C and the like
     live_snapshots: bool = False
     disk_snapshots: bool = False
+    egress: bool = False  #: what leaves can be brought to the agent: network= other than "none"
+    no_egress: str = ""  #: why not
+    ports: bool = False  #: servers inside can be reached over the wire
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,11 @@ class Engine(Protocol):
 
     def reap(self, sandbox_id: str) -> None:
         """Remove whatever a crash left of that sandbox (processes, cgroups). Idempotent; the caller holds its lock."""
+
+
+def wants_egress(spec: SandboxSpec) -> bool:
+    """Whether a way out was asked for, even one that nothing may take yet."""
+    return getattr(spec.network, "mode", spec.network) != "none"
 
 
 def cannot_save(engine: str) -> UnsupportedOperation:

@@ -8,12 +8,12 @@ from functools import cached_property, partial
 from ..errors import UnsupportedOperation
 from ..spec import SandboxSpec
 from . import cgroups, jail
-from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat
+from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
 from .controls import Controls, decide, enforceable
 from .launcher import launch, try_plan
 from .machine import Machine
 from .plan import encode_steps, frame
-from .rung import JailRung
+from .rung import JailRung, network_guarantee
 
 _SINGLE_USERS = frozenset({"agent", "1000", "1000:1000"})
 _SUBIDS = (
@@ -30,6 +30,7 @@ class ContainerEngine(JailRung):
     @cached_property
     def _probe(self) -> Probe:
         facts = self.machine
+        reason, fix = self._trouble(facts)
         capabilities = Capabilities(
             images=frozenset({"host", "rootfs"}),
             controls=self._controls(facts),
@@ -37,8 +38,10 @@ class ContainerEngine(JailRung):
             private_processes=True,
             users=jail.mode(facts) != "single",
             disk_snapshots=True,
+            egress=not self._no_egress,
+            no_egress=self._no_egress,
+            ports=True,
         )
-        reason, fix = self._trouble(facts)
         return Probe(self.name, self.rung, not reason, reason, fix, self._details(facts), capabilities)
 
     def probe(self) -> Probe:
@@ -72,9 +75,10 @@ class ContainerEngine(JailRung):
             kinds[jail.mode(facts)],
             f"cgroup v{group.version}: {', '.join(group.bases)}" if group.version else f"no cgroups: {group.reason}",
             f"Landlock ABI {facts.landlock_abi}",
+            f"no network by policy: {self._no_egress}" if self._no_egress else "network by policy: nft tproxy",
         )
 
-    def _fixed(self, facts: Machine) -> tuple[Guarantee, ...]:
+    def _fixed(self, facts: Machine, *, egress: bool = False) -> tuple[Guarantee, ...]:
         """The controls that do not depend on limits."""
         users = {
             "root": "a user namespace: root inside is an ordinary high id outside",
@@ -85,7 +89,7 @@ class ContainerEngine(JailRung):
         return (
             Guarantee("filesystem", True, "mount namespace, a root of its own (pivot_root), nosuid and nodev"),
             Guarantee("processes", True, "pid namespace"),
-            Guarantee("network", True, "network namespace without devices: there is no way out", "none"),
+            network_guarantee("network namespace without devices", egress=egress),
             Guarantee("ipc", True, "ipc namespace"),
             Guarantee("syscalls", "seccomp" not in weak, "seccomp allowlist on every ABI of the kernel"),
             Guarantee("privileges", "caps" not in weak, "no_new_privs; commands have no capabilities"),
@@ -102,7 +106,7 @@ class ContainerEngine(JailRung):
         return decide(request.spec, self.machine, request.id, namespaces=True)
 
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
-        return (*self._decide(request).guarantees, *self._fixed(self.machine))
+        return (*self._decide(request).guarantees, *self._fixed(self.machine, egress=wants_egress(request.spec)))
 
     def _plan(self, request: jail.JailRequest, decided: Controls) -> bytes:
         fixed = self._kept(
@@ -119,7 +123,7 @@ class ContainerEngine(JailRung):
         with self._jail(request, decided, group) as jailed:
             plan = self._plan(jailed, decided)
             hello = replace(jail.hello(jailed, facts, self._view), memory=decided.watched)
-        guarantees = (*decided.guarantees, *self._fixed(facts))
+        guarantees = (*decided.guarantees, *self._fixed(facts, egress=jailed.egress))
         released = partial(self._ranges.give_back, jailed.id_range)
         return await launch(plan, hello, guarantees, facts.cgroup, group, released)
 

@@ -38,6 +38,7 @@ from .base import (
     StartRequest,
     StateFormat,
     cannot_save,
+    wants_egress,
 )
 from .fakeagent.agent import FakeAgent
 from .fakeagent.kernel import Context, Program
@@ -151,6 +152,10 @@ class FakeEngine:
         if request.image.kind != "host":
             raise UnsupportedOperation(
                 "the fake engine has files of its own only, no images", hint="use engine='container' for images"
+            )
+        if wants_egress(spec):
+            raise ControlUnavailable(
+                "the fake engine cannot give a sandbox a network", hint="use engine='container' or engine='gvisor'"
             )
         if spec.at_least is not None and not spec.allow_weaker:
             raise ControlUnavailable(

@@ -14,13 +14,13 @@ from ..setup import runsc
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, shell, verbs
 from .agentbin import agent_path
-from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat
+from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
 from .controls import Controls, decide_for_own_kernel, enforceable, own_kernel_memory
 from .launcher import launch, try_plan
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
 from .minder import Minded, Verbs
 from .plan import encode_steps, frame
-from .rung import JailRung
+from .rung import JailRung, network_guarantee
 
 _FIX = "sloplet setup gvisor"
 
@@ -57,6 +57,8 @@ class GvisorEngine(JailRung):
             echoes_controls=False,
             live_snapshots=True,
             disk_snapshots=False,
+            egress=True,
+            ports=True,
         )
         return Probe(self.name, self.rung, not reason, reason, fix, self._details(found), capabilities)
 
@@ -82,7 +84,7 @@ class GvisorEngine(JailRung):
             return ()
         return (f"runsc {found.version or '?'}: {found.path}", f"platform {verbs.PLATFORM}")
 
-    def _fixed(self) -> tuple[Guarantee, ...]:
+    def _fixed(self, *, egress: bool = False) -> tuple[Guarantee, ...]:
         """The controls that do not depend on limits."""
         outside = {
             "root": "root inside is an ordinary high id outside",
@@ -92,9 +94,7 @@ class GvisorEngine(JailRung):
         return (
             Guarantee("filesystem", True, "gVisor's own, in a mount namespace that holds the image alone, read-only"),
             Guarantee("processes", True, "gVisor's own, in a pid namespace"),
-            Guarantee(
-                "network", True, "gVisor's own loopback; no way out, and a network namespace without devices", "none"
-            ),
+            network_guarantee("gVisor's own loopback, in a network namespace without devices", egress=egress),
             Guarantee("ipc", True, "gVisor's own, in an ipc namespace"),
             Guarantee(
                 "syscalls", True, "gVisor's kernel answers them; what it asks of the host's is filtered by seccomp"
@@ -113,7 +113,7 @@ class GvisorEngine(JailRung):
         return self._decide_for(request.spec, request.id), found
 
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
-        return (*self._decide(request)[0].guarantees, *self._fixed())
+        return (*self._decide(request)[0].guarantees, *self._fixed(egress=wants_egress(request.spec)))
 
     def _plan(self, request: jail.JailRequest, decided: Controls, found: runsc.Runsc) -> bytes:
         program = str(found.path)
@@ -133,7 +133,7 @@ class GvisorEngine(JailRung):
             plan = self._plan(jailed, decided, found)
             hello = shell.hello(jailed, facts, self._view, decided.limits.memory)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guarantees = (*decided.guarantees, *self._fixed())
+        guarantees = (*decided.guarantees, *self._fixed(egress=jailed.egress))
         released = partial(self._ranges.give_back, jailed.id_range)
         try:
             instance = await launch(
@@ -144,7 +144,8 @@ class GvisorEngine(JailRung):
             raise
         finally:
             theirs.close()
-        instance.attach(Verbs(ours), FIRST_RANGE + jailed.id_range * RANGE_SIZE if facts.root else None)
+        outside = FIRST_RANGE + jailed.id_range * RANGE_SIZE if facts.root else None
+        instance.attach(Verbs(ours), outside, egress=jailed.egress)
         try:
             await instance.bring_up(request.restore)
         except BaseException:

@@ -48,6 +48,7 @@ class JailRequest:
     id_range: int = 0  #: which range of ids, where root maps a whole one
     weaken: AbstractSet[str] = frozenset()
     probe: bool = False
+    egress: bool = False  #: what leaves is brought to the agent
 
 
 def mode(machine: Machine) -> str:
@@ -73,6 +74,7 @@ def hello(request: JailRequest, machine: Machine, view: host.HostView) -> HelloC
         home="/home/agent" if single else None,
         env=env,
         no_users=single,
+        egress=request.egress,
     )
 
 
@@ -279,10 +281,14 @@ def scratch_step(request: JailRequest, controls: Controls) -> Step:
 
 
 def last_steps(request: JailRequest) -> tuple[Step, ...]:
-    """The sandbox's own name, and the pivot."""
+    """The sandbox's own name, its way out, and the pivot."""
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(hostname(request.spec, request.id))
-    return (*(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files), step(Do.PIVOT))
+    return (
+        *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
+        *((step(Do.EGRESS),) if request.egress else ()),
+        step(Do.PIVOT),
+    )
 
 
 def container_plan(request: JailRequest, machine: Machine, view: host.HostView, controls: Controls) -> tuple[Step, ...]:

@@ -79,10 +79,13 @@ class Minded(Jailed):
 
     _verbs: Verbs
     _outside: int | None = None
+    _egress = False
 
-    def attach(self, verbs: Verbs, outside: int | None) -> None:
-        """``outside``: the host's id of root inside, where that is not the caller's own."""
+    def attach(self, verbs: Verbs, outside: int | None, *, egress: bool = False) -> None:
+        """``outside``: the host's id of root inside, where that is not the caller's own. ``egress``: the agent brings
+        what leaves to itself."""
         self._verbs = verbs
+        self._egress = egress
         self._outside = outside
         self._end.add_done_callback(lambda _: verbs.close())
 
@@ -95,9 +98,9 @@ class Minded(Jailed):
         """Start the sandbox's own kernel and in it the agent, or what was saved. Raises StartFailed."""
         try:
             if restore is None:
-                wrong = await self._verbs.ask(verbs.run_words(), starts=True)
+                wrong = await self._verbs.ask(verbs.run_words(egress=self._egress), starts=True)
             else:
-                wrong = await self._verbs.ask(verbs.restore_words(), [restore], starts=True)
+                wrong = await self._verbs.ask(verbs.restore_words(egress=self._egress), [restore], starts=True)
         except EOFError:
             ended = await self.wait()
             raise StartFailed(f"the sandbox did not start: {ended.reason}") from None
@@ -113,7 +116,7 @@ class Minded(Jailed):
             if self._outside is not None:
                 os.fchown(folder, self._outside, self._outside)
             try:
-                wrong = await self._verbs.ask(verbs.checkpoint_words(), [folder])
+                wrong = await self._verbs.ask(verbs.checkpoint_words(egress=self._egress), [folder])
             except EOFError:
                 wrong = "the sandbox has ended"
             settle(folder)

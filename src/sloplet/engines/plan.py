@@ -54,6 +54,7 @@ class Do(IntEnum):
     ALLOW = 80
     CHDIR = 81
     WRAP = 82
+    EGRESS = 83
 
 
 class PlanFlag(IntFlag):

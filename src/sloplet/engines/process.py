@@ -45,7 +45,9 @@ class ProcessEngine(Rung):
         facts = self.machine
         decided = decide(SandboxSpec(), facts, "probe", namespaces=False)
         controls = enforceable((*decided.guarantees, *self._fixed(facts)), facts)
-        capabilities = Capabilities(images=frozenset({"host"}), controls=controls, disk_snapshots=True)
+        capabilities = Capabilities(
+            images=frozenset({"host"}), controls=controls, disk_snapshots=True, no_egress="it can make no sockets"
+        )
         reason, fix = self._trouble(facts, decided)
         more = "" if facts.landlock_abi >= 6 else " (6 guards signals too)"
         details = (f"Landlock ABI {facts.landlock_abi}{more}",)

@@ -7,14 +7,15 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
-from ..errors import EngineUnavailable, UnsupportedOperation
+from ..errors import ControlUnavailable, EngineUnavailable, UnsupportedOperation
 from ..images import host
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, scratch
-from .base import Probe, ResolvedImage, StartRequest
+from .base import Guarantee, Probe, ResolvedImage, StartRequest, wants_egress
 from .controls import Controls, Scratch
 from .machine import RANGES, Machine, machine
 from .plan import Step, encode_steps
@@ -70,7 +71,8 @@ class Rung(ABC):
     def probe(self) -> Probe: ...
 
     def _require(self, request: StartRequest) -> None:
-        """Raises EngineUnavailable and, for a kind of image that it cannot do, UnsupportedOperation."""
+        """Raises EngineUnavailable, UnsupportedOperation for a kind of image that it cannot do, and ControlUnavailable
+        for a network that it cannot give."""
         probe = self.probe()
         if not probe.available:
             raise EngineUnavailable(f"engine {self.name!r} cannot run here: {probe.reason}", hint=probe.fix or None)
@@ -79,6 +81,13 @@ class Rung(ABC):
             raise UnsupportedOperation(
                 f"engine {self.name!r} cannot use an image of kind {request.image.kind!r}",
                 hint=None if "rootfs" in kinds else "engine='container' can",
+            )
+        if wants_egress(request.spec) and not probe.capabilities.egress:
+            why = probe.capabilities.no_egress or "it has no network of its own"
+            others = [name for name in ("container", "gvisor") if name != self.name]
+            raise ControlUnavailable(
+                f"engine {self.name!r} cannot give a sandbox a network here: {why}",
+                hint=f"leave network= out, or use {' or '.join(f'engine={name!r}' for name in others)}",
             )
 
     def reap(self, sandbox_id: str) -> None:
@@ -91,6 +100,7 @@ class JailRung(Rung):
     def __init__(self, *, weaken: Iterable[str] = (), facts: Machine | None = None) -> None:
         super().__init__(weaken=weaken, facts=facts)
         self._parts: dict[Hashable, bytes] = {}
+        self._no_egress = ""
 
     def _kept(self, key: Hashable, steps: Callable[[], Sequence[Step]]) -> bytes:
         """The encoded long part of a plan, kept: working it out costs as much as starting a process."""
@@ -106,8 +116,11 @@ class JailRung(Rung):
         """What is wrong, and what to do about it. The only honest test is to build one: whole, except that nothing is
         served. ``attempt`` does, and returns the launcher's words."""
         spec = SandboxSpec(limits=Limits(disk=2**20, explicit=frozenset({"disk"})))
-        request = jail.JailRequest("probe", spec, ResolvedImage("host"), "/", os.getpid(), probe=True)
+        request = jail.JailRequest("probe", spec, ResolvedImage("host"), "/", os.getpid(), probe=True, egress=True)
         words = attempt(request)
+        if words.startswith("egress"):  # all else may work
+            self._no_egress = words
+            words = attempt(replace(request, egress=False))
         return words, _USERNS_FIX if words.startswith(("namespaces", "userns", "filesystem")) else ""
 
     @contextmanager
@@ -126,10 +139,18 @@ class JailRung(Rung):
                 template=_scratch_template(request, decided.scratch, self.machine),
                 id_range=number,
                 weaken=self._weaken,
+                egress=wants_egress(request.spec),
             )
         except BaseException:
             self._ranges.give_back(number)
             raise
+
+
+def network_guarantee(own: str, *, egress: bool) -> Guarantee:
+    """``own``: what network the sandbox has by itself."""
+    if egress:
+        return Guarantee("network", True, f"{own}; what leaves goes over the wire, by policy", "by policy")
+    return Guarantee("network", True, f"{own}: there is no way out", "none")
 
 
 def _scratch_template(request: StartRequest, wanted: Scratch, facts: Machine) -> str:

@@ -23,6 +23,8 @@ _SHELL_FOLDERS = ("bundle", "filestore", "proc", "run/runsc", "tmp")
 #: DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN,
 #: SETFCAP (to map root).
 _RUNSC_CAPS = 0x1FF | 1 << 18 | 1 << 19 | 1 << 21 | 1 << 31
+#: And to hand on what the agent needs for the way out: NET_ADMIN, NET_RAW. There is no device to use them on.
+_EGRESS_CAPS = 1 << 12 | 1 << 13
 
 
 def id_maps(machine: Machine, id_range: int) -> list[Step]:
@@ -49,7 +51,7 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
         *id_maps(machine, request.id_range),
         step(Set.HOSTNAME, "sandbox"),
         *jail.common_settings(request, controls),
-        step(Set.CAPS, _RUNSC_CAPS),
+        step(Set.CAPS, _RUNSC_CAPS | (_EGRESS_CAPS if request.egress else 0)),
     ]
 
 
@@ -71,7 +73,11 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
     files = host.naming_files(jail.hostname(request.spec, request.id))
     limits = controls.limits
     shell = oci.config(
-        open_files=limits.open_files, shared_memory=limits.memory // 4, pids=limits.pids, agents_own=PIDS_EXTRA
+        open_files=limits.open_files,
+        shared_memory=limits.memory // 4,
+        pids=limits.pids,
+        agents_own=PIDS_EXTRA,
+        egress=request.egress,
     )
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
@@ -107,4 +113,5 @@ def hello(request: JailRequest, machine: Machine, view: host.HostView, memory: i
         no_users=False,
         hostname=jail.hostname(request.spec, request.id),
         memory=memory,
+        egress=told.egress,
     )

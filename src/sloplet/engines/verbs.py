@@ -13,10 +13,12 @@ CONTAINER = "sandbox"
 _FIRST_FD = 10
 
 
-def _common() -> list[str]:
+def _common(egress: bool) -> list[str]:
+    """``egress``: the agent may bring what leaves to itself, which takes a raw socket. All verbs of a sandbox get the
+    same."""
     return [
         PROGRAM, f"--root={STATE}", f"--log={LOG}", "--log-format=text", "--network=none", "--ignore-cgroups",
-        f"--platform={PLATFORM}", f"--overlay2=root:dir={FILESTORE}",
+        f"--platform={PLATFORM}", f"--overlay2=root:dir={FILESTORE}", *(["--net-raw"] if egress else []),
     ]  # fmt: skip
 
 
@@ -24,22 +26,22 @@ def _environment() -> list[str]:
     return ["PATH=/", "TMPDIR=/tmp"]
 
 
-def run_words() -> list[str]:
-    return [*_environment(), *_common(), "run", "--detach", f"--pid-file={PID}", f"--bundle={BUNDLE}", CONTAINER]
+def run_words(*, egress: bool = False) -> list[str]:
+    return [*_environment(), *_common(egress), "run", "--detach", f"--pid-file={PID}", f"--bundle={BUNDLE}", CONTAINER]
 
 
-def restore_words() -> list[str]:
+def restore_words(*, egress: bool = False) -> list[str]:
     """The saved folder is the first descriptor of the message."""
     return [
-        *_environment(), *_common(), "restore", "--detach", f"--pid-file={PID}", f"--bundle={BUNDLE}",
+        *_environment(), *_common(egress), "restore", "--detach", f"--pid-file={PID}", f"--bundle={BUNDLE}",
         f"--image-path=/proc/self/fd/{_FIRST_FD}", CONTAINER,
     ]  # fmt: skip
 
 
-def checkpoint_words() -> list[str]:
+def checkpoint_words(*, egress: bool = False) -> list[str]:
     """The folder to save to is the first descriptor of the message. Whoever is to end with it is ended afterwards:
     runsc would end it where saving fails, too."""
     return [
-        *_environment(), *_common(), "checkpoint", "--compression=none", "--leave-running",
+        *_environment(), *_common(egress), "checkpoint", "--compression=none", "--leave-running",
         f"--image-path=/proc/self/fd/{_FIRST_FD}", CONTAINER,
     ]  # fmt: skip
