@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..errors import ProtocolError
 from ..netspec import NetworkSpec
 from ..wire.fields import Fields
 from ..wire.mux import AgentStream
@@ -105,7 +106,8 @@ class Egress:
                 self._resolve(stream)
             else:
                 stream.close(closing(errno.ENOSYS))
-        except (ValueError, Refused):
+        except (ValueError, ProtocolError) as error:  # nonsense from inside is nobody's fault here
+            self.log.add("", "", 0, "deny", reason=f"the sandbox asked for nonsense: {error}")
             stream.close(closing(errno.EINVAL))
         except Exception as error:
             stream.close(closing(errno.EIO))
@@ -121,13 +123,13 @@ class Egress:
             return
         connection = Connection(self, stream, target)
         self._connections.add(connection)
-        self.meter.connections += 1
+        self.meter.connections = len(self._connections)
         connection.start()
 
     def ended(self, connection: Connection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
-            self.meter.connections -= 1
+            self.meter.connections = len(self._connections)
 
     def gate(self, connection: Connection) -> Outward | None:
         """Who looks at what the program sends first."""
@@ -177,7 +179,11 @@ class Egress:
 
     def _resolve(self, stream: AgentStream) -> None:
         """Is there such a name? Only one that could be reached is asked for: a question leaves the host too."""
-        name = Target.name_of(stream.request)
+        try:
+            name = Target.name_of(stream.request)
+        except ValueError:
+            stream.close(closing(errno.ENOENT))
+            return
         if not name or name in self.links or name == names.HOST or not self._certain.may_resolve(name):
             stream.close(Fields())
             return
@@ -238,8 +244,7 @@ class Egress:
             self.on_policy(spec)
 
     def _spent(self) -> None:
-        for connection in list(self._connections):
-            connection.cut(f"the sandbox has moved the {self.spec.budget} bytes that its budget allows")
+        self._cut_all(f"the sandbox has moved the {self.spec.budget} bytes that its budget allows")
         if self.spec.on_budget != "refuse" and self.on_budget is not None:
             self.on_budget(self.spec.on_budget)
 
@@ -266,17 +271,17 @@ class Egress:
         if self.failed or self._closed:
             return
         self.failed = reason
-        self._cut_all(f"the proxy has failed: {reason}")
         if self.on_failed is not None:
             self.on_failed(reason)
-
-    def cut_all(self, reason: str) -> None:
-        """End what is open: the sandbox's processes are gone, or are others now."""
-        self._cut_all(reason)
+        self._cut_all(f"the proxy has failed: {reason}")
 
     def _cut_all(self, reason: str) -> None:
+        """Every one of them, whatever is broken."""
         for connection in list(self._connections):
-            connection.cut(reason)
+            try:
+                connection.cut(reason)
+            except Exception as error:
+                self.report(error)
 
     def forget(self) -> None:
         """In a forked child, without a loop: only the descriptors go."""
