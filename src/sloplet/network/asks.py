@@ -118,8 +118,9 @@ class Asks:
                     ask = asker.queue.pop(0)
                     if any(ask is waiting for waiting, _ in self._waiting.values()):
                         yield ask
-                asker.changed.clear()
-                await asker.changed.wait()
+                if not self._closed:
+                    await asker.changed.wait()
+                    asker.changed.clear()
         finally:
             self._leave(asker)
 

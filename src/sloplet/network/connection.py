@@ -95,6 +95,7 @@ class Connection:
         self.request = ""
         self._egress = egress
         self._asked = False  # somebody allowed this one
+        self._dialled = False
         self._row: Decision | None = None
         self._relay: Relay | None = None
         self._socket: socket.socket | None = None
@@ -119,6 +120,7 @@ class Connection:
         try:
             policy = self._egress.policy
             self._socket = await self._reach(policy)
+            self._dialled = True
             if self._egress.policy is not policy and not self.allowed():
                 raise Refused("the policy has changed meanwhile, and does not allow it any more")
             self._allowed()
@@ -199,6 +201,8 @@ class Connection:
         verdict = self.target.judged(policy)
         if self.protocol == "link":
             return verdict.allow is not False or verdict.rule == "default"
+        if not self._dialled:  # it will be looked at again; somebody may just be thinking about it
+            return verdict.allow is not False
         if not verdict.allow and not (verdict.allow is None and self._asked):
             return False
         if self.needs_requests and self.protocol in ("tls", "tcp"):

@@ -1,0 +1,104 @@
+"""This machine's resolver and network, as far as they can be tried without leaving it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from sloplet.network import upstream
+from sloplet.network.resolving import Resolver
+from sloplet.network.upstream import System
+
+pytestmark = pytest.mark.anyone
+
+
+def test_exactly_that_address_is_connected_to() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        made = await System().connect("127.0.0.1", port)
+        assert made.getpeername() == ("127.0.0.1", port)
+        assert not made.getblocking()
+        assert not os.get_inheritable(made.fileno())
+        made.close()
+        server.close()
+        await server.wait_closed()
+        with pytest.raises(ConnectionRefusedError):
+            await System().connect("127.0.0.1", port)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.1", "0x7f000001", ""])
+def test_only_addresses_are_dialled(address: str) -> None:
+    with pytest.raises(ValueError, match="does not appear"):
+        asyncio.run(System().connect(address, 80))
+
+
+def test_a_connection_that_gets_no_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async def silence(*_: Any) -> None:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", silence)
+        with pytest.raises(OSError, match="no answer") as caught:
+            await System(patience=0.05).connect("127.0.0.1", 9)
+        assert caught.value.errno == errno.ETIMEDOUT
+
+    asyncio.run(main())
+
+
+def test_names_are_looked_up_once_for_many_and_asked_anew_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def look_up(name: str, *_: Any, **__: Any) -> list[Any]:
+        calls.append(name)
+        if name == "missing.example.com":
+            raise socket.gaierror(socket.EAI_NONAME, "none")
+        if name == "broken.example.com":
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+        found = ["2606:2800::1", "93.184.216.34", "93.184.216.34", "fe80::1%eth0"]
+        return [(0, 0, 0, "", (address, 0)) for address in found]
+
+    async def main() -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        resolver = Resolver(System())
+        answers = await asyncio.gather(*(resolver.resolve("a.example.com") for _ in range(10)))
+        assert answers == [["93.184.216.34", "2606:2800::1", "fe80::1"]] * 10
+        assert calls == ["a.example.com"]
+        resolver.forget()
+        await resolver.resolve("a.example.com")
+        assert len(calls) == 2
+        assert await resolver.resolve("missing.example.com") == []
+        for _ in range(2):  # a failure is not kept
+            with pytest.raises(OSError, match="the resolver failed") as caught:
+                await resolver.resolve("broken.example.com")
+            assert caught.value.errno == errno.EAGAIN
+        assert calls.count("broken.example.com") == 2
+
+    asyncio.run(main())
+
+
+def test_a_resolver_that_hangs_holds_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def hang(*_: Any, **__: Any) -> list[Any]:
+        released.wait(30)
+        return []
+
+    async def main() -> None:
+        monkeypatch.setattr(upstream, "_RESOLVERS", 2)
+        monkeypatch.setattr(socket, "getaddrinfo", hang)
+        system = System(patience=0.05)
+        for _ in range(5):  # more than there are threads
+            with pytest.raises(OSError, match="did not answer"):
+                await system.resolve("a.example.com")
+        released.set()
+
+    asyncio.run(main())
