@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from .controller import Port
+from .errors import UnsupportedOperation
 from .holder import Holder
 
 if TYPE_CHECKING:
+    from .engines.base import Engine
     from .netspec import NetworkSpec
     from .network.asks import Ask
     from .network.log import Decision
@@ -46,7 +48,10 @@ class Networked(Holder):
     # -- what is let in --------------------------------------------------------------
 
     async def expose(self, sandbox_id: str, port: int, *, host_port: int = 0, address: str = "127.0.0.1") -> Port:
-        if self.held_live(sandbox_id) is None and not await self.timeline.asleep(sandbox_id):
+        live = self.held_live(sandbox_id)
+        if live is not None:
+            check_ports(live.engine)
+        elif not await self.timeline.asleep(sandbox_id):
             raise self.not_held(sandbox_id)
         return self.exposed.expose(sandbox_id, port, host_port, address)
 
@@ -57,3 +62,12 @@ class Networked(Holder):
         self.exposed.unexpose(sandbox_id, port)
         if self.on_gone is not None:
             self.on_gone()
+
+
+def check_ports(engine: Engine) -> None:
+    """UnsupportedOperation where nothing inside can be reached."""
+    if not engine.probe().capabilities.ports:
+        raise UnsupportedOperation(
+            f"nothing inside a sandbox of engine {engine.name!r} can be reached",
+            hint="engine='container' can, or 'gvisor'",
+        )

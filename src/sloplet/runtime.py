@@ -24,7 +24,7 @@ from .live import (
     within,
 )
 from .network.ports import Ports
-from .networked import Networked
+from .networked import Networked, check_ports
 from .networks import Networks
 from .pools import Pools
 from .spec import SandboxSpec
@@ -81,6 +81,8 @@ class Runtime(Networked):
         """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure. ``parent``: the
         one that it is a fork of."""
         sandbox_id = new_id()
+        if spec.ports:
+            check_ports(origin.engine)
         self.exposed.reserve(sandbox_id, spec.ports)
         try:
             if parent is not None:
@@ -131,6 +133,8 @@ class Runtime(Networked):
 
     async def adopt(self, live: Live, spec: SandboxSpec) -> Live:
         """Give one that was started ahead, and has no record yet, its settings and its record. SandboxExists."""
+        if spec.ports:
+            check_ports(live.engine)
         self.exposed.reserve(live.place, spec.ports)
         try:
             return await self._adopt(live, spec)

@@ -84,7 +84,7 @@ class LiveFake(fake.FakeEngine):
 
     def probe(self) -> Probe:
         found = super().probe()
-        return replace(found, capabilities=replace(found.capabilities, live_snapshots=True))
+        return replace(found, capabilities=replace(found.capabilities, live_snapshots=True, ports=True))
 
     async def start(self, request: StartRequest) -> Instance:
         await self.starting(request)

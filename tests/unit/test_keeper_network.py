@@ -1,15 +1,14 @@
 """The network through a keeper: what is asked arrives as it was asked, errors come back as they are, values of secrets
-are in no log, and a keeper with open ports stays."""
+are in no log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from keeper_helpers import Keeping, alive, keeping, wait_for
 from keeper_toy import ToyRuntime, World, keeper, run
 
 from sloplet.controller import Port, SandboxInfo
@@ -161,40 +160,3 @@ def test_questions_come_as_they_are_asked_and_nobody_listens_after_the_last() ->
             await asyncio.sleep(0.005)
 
     with_toy(work)
-
-
-# -- a real keeper ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def world() -> Iterator[Keeping]:
-    with keeping(idle=0.2) as made:
-        yield made
-
-
-_OPENED = """
-from sloplet import Sandbox
-box = Sandbox('dev', engine='fake', ports=[8000])
-box.start()
-print(box.url(8000))
-"""
-
-
-def test_the_ports_of_a_named_sandbox_are_the_keepers_and_go_with_it(world: Keeping) -> None:
-    url = world.run(_OPENED)
-    port = int(url.rpartition(":")[2])
-    pid = world.keeper()
-    assert pid is not None
-
-    async def look() -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionRefusedError:
-            return False
-        writer.close()
-        return True
-
-    assert asyncio.run(look())  # the program that asked has ended long ago
-    world.run("from sloplet import Sandbox; Sandbox.connect('dev').kill()")
-    assert not asyncio.run(look())
-    wait_for(lambda: not alive(pid))

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from live_fake import LiveAgent, World, in_world
 
+from sloplet import AsyncSandbox
 from sloplet.controller import Port
 from sloplet.engines import fake
-from sloplet.errors import PortUnavailable, SandboxNotFound
+from sloplet.errors import PortUnavailable, SandboxNotFound, UnsupportedOperation
 from sloplet.wire.fields import Fields
 from sloplet.wire.mux import AgentStream
 from sloplet.wire.schema import Op, Tag
@@ -208,3 +209,14 @@ def test_a_new_holder_listens_for_what_it_wakes(world: Callable[..., None]) -> N
         assert await says(port) == b"hello"
 
     world(work)
+
+
+def test_an_engine_whose_insides_cannot_be_reached_says_so_before_anything_starts() -> None:
+    async def work() -> None:
+        async with AsyncSandbox(engine="fake") as box:
+            with pytest.raises(UnsupportedOperation, match="fake"):
+                await box.url(80)
+        with pytest.raises(UnsupportedOperation, match="container"):
+            await AsyncSandbox(engine="fake", ports=[80]).start()
+
+    asyncio.run(work())
