@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import h11
 import pytest
@@ -213,7 +214,7 @@ def test_chunks(step: int) -> None:
         b" 5\r\n", b"5;\n\r\n", b"5;\x00\r\n",
         b"1" * 16 + b"\r\n", b"5\r\nhello\r\n\r\n", b"0\r\nA : b\r\n\r\n", b"0\r\nContent-Length: 5\r\n\r\n",
         b"0\r\nHost: x\r\n\r\n",
-        b"0\r\n folded\r\n\r\n", b"5;" + b"x" * 5000, b"0\r\n" + b"A: b\r\n" * 4000 + b"\r\n", b"5\rhello",
+        b"0\r\n folded\r\n\r\n", b"5;" + b"x" * 5000, b"0\r\n" + b"A: b\r\n" * 4000 + b"\r\n", b"5\rhello\r\n",
         b"\xd9\xa1\r\nx\r\n", b"g\r\n",
     ],
 )  # fmt: skip
@@ -299,7 +300,7 @@ def forwarded(data: bytes, cuts: Callable[[bytes], list[bytes]]) -> tuple[bytes,
 def test_any_split_gives_the_same(data: bytes, cuts: list[int]) -> None:
     def split(data: bytes) -> list[bytes]:
         marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-        return [data[a:b] for a, b in zip(marks, marks[1:], strict=False) if a < b]
+        return [data[a:b] for a, b in pairwise(marks) if a < b]
 
     whole = forwarded(data, lambda data: [data] if data else [])
     single = forwarded(data, lambda data: [data[at : at + 1] for at in range(len(data))])

@@ -61,6 +61,9 @@ class SecretTable:
     def __repr__(self) -> str:
         return f"SecretTable({', '.join(self._specs)})"
 
+    def __reduce__(self) -> str:
+        raise TypeError("secrets do not leave their process")
+
     def set(self, values: Mapping[str, str | None]) -> None:
         """New values, at once, also for open connections; None takes one away. SpecError: an unknown name, or a value
         that cannot be put where it is asked for; then nothing has changed."""

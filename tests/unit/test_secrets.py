@@ -1,0 +1,298 @@
+"""Placeholders: swapped where they may be, refused where they may not, and values shown nowhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import traceback
+from itertools import pairwise
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspect_helpers import NAME, PLACE, VALUE, Spec
+
+from sloplet.errors import SpecError
+from sloplet.network.channel import Refused
+from sloplet.network.http1 import Request, Response
+from sloplet.network.needles import Replacer, Scanner, disguises
+from sloplet.network.secrets import Here, SecretTable
+
+pytestmark = pytest.mark.anyone
+
+P, V = PLACE.encode(), VALUE.encode()
+
+
+def here(*where: str, value: str | None = VALUE, host: str = NAME, secure: bool = True, port: int = 443) -> Here:
+    table = SecretTable([Spec(where=where or ("headers",))], {"TOKEN": value})
+    return table.at(host, port, secure=secure)
+
+
+def request(*fields: tuple[bytes, bytes], target: bytes = b"/") -> Request:
+    return Request(((b"Host", NAME.encode()), *fields), 1, b"GET", target)
+
+
+def swapped(there: Here, *fields: tuple[bytes, bytes], target: bytes = b"/") -> bytes:
+    return there.swap_head(request(*fields, target=target)).encode()
+
+
+# -- swapping ---------------------------------------------------------------------------
+
+
+def test_headers() -> None:
+    assert b"Authorization: Bearer " + V + b"\r\n" in swapped(here(), (b"Authorization", b"Bearer " + P))
+    assert b"Cookie: a=" + V + b"; b=" + V in swapped(here(), (b"Cookie", b"a=" + P + b"; b=" + P))
+
+
+@pytest.mark.parametrize("user", [b"", b"x", b"me", b"git", b"oauth2"])
+def test_basic_authorization(user: bytes) -> None:
+    coded = base64.b64encode(user + b":" + P)
+    expected = b"Basic " + base64.b64encode(user + b":" + V)
+    assert b"Authorization: " + expected in swapped(here(), (b"Authorization", b"Basic " + coded))
+    assert expected in swapped(here(), (b"authorization", b"Basic " + coded.rstrip(b"=")))
+    first = base64.b64encode(P + b":" + user)
+    assert b"Basic " + base64.b64encode(V + b":" + user) in swapped(here(), (b"Authorization", b"Basic " + first))
+
+
+def test_query() -> None:
+    there = here("query")
+    assert swapped(there, target=b"/a?key=" + P + b"&b").startswith(
+        b"GET /a?key=" + quote(VALUE, safe="").encode() + b"&b "
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (b"application/json", json.dumps('a"b\n')[1:-1]),
+        (b"application/vnd.x+json; charset=utf-8", json.dumps('a"b\n')[1:-1]),
+        (b"application/x-www-form-urlencoded", quote('a"b\n')), (b"text/plain", 'a"b\n'), (b"", 'a"b\n'),
+    ],
+)  # fmt: skip
+def test_bodies_are_written_as_their_type_wants_it(kind: bytes, expected: str) -> None:
+    there = here("body", value='a"b\n')
+    swap = there.body_swap(request((b"Content-Type", kind)))
+    assert swap is not None
+    assert swap.whole(b"<" + P + b">") == b"<" + expected.encode() + b">"
+
+
+def test_bodies_are_left_alone_where_nobody_asked_or_nobody_can_see() -> None:
+    assert here("headers").body_swap(request()) is None
+    assert here("body").body_swap(request((b"Content-Encoding", b"gzip"))) is None
+    assert here("body", host="other.test").body_swap(request()) is None
+    assert here("body", secure=False).body_swap(request()) is None
+
+
+# -- refusing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target": b"/" + P}, {"target": b"/?a=" + P}, {"target": b"/?a=" + b"".join(b"%%%02x" % c for c in P)},
+        {"fields": (b"Authorization", b"Bearer " + P)}, {"fields": (b"Authorization",
+        b"Basic " + base64.b64encode(b"me:" + P))},
+        {"fields": (b"X",
+        base64.urlsafe_b64encode(b"12" + P + b"3"))}, {"fields": (P, b"x")}, {"fields": (b"X", quote(P).encode())},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [{"host": "other.test"}, {"secure": False}])
+def test_elsewhere_it_is_refused(fields: dict[str, object], place: dict[str, object]) -> None:
+    there = here("headers", "query", "body", **place)  # type: ignore[arg-type]
+    target = fields.get("target", b"/")
+    assert isinstance(target, bytes)
+    given_fields = [fields["fields"]] if "fields" in fields else []
+    with pytest.raises(Refused, match="the secret TOKEN"):
+        swapped(there, *given_fields, target=target)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("where", "field", "target"),
+    [
+        ("headers", None, b"/" + P), ("headers", None, b"/?a=" + P), ("query", (b"Authorization", P), b"/"),
+        ("query", None, b"/" + P),
+        ("headers", (b"X", base64.b64encode(b"a" + P)), b"/"), ("headers", (b"Expect", P), b"/"), ("headers",
+        (P, b"x"), b"/"),
+        ("headers", (b"Content-Type", P), b"/"), ("query", None, b"/?" + b"".join(b"%%%02x" % c for c in P)),
+    ],
+)  # fmt: skip
+def test_in_a_place_that_was_not_asked_for_it_is_refused(
+    where: str, field: tuple[bytes, bytes] | None, target: bytes
+) -> None:
+    with pytest.raises(Refused, match="TOKEN"):
+        swapped(here(where), *([field] if field else []), target=target)
+
+
+def test_without_a_value_it_is_refused() -> None:
+    table = SecretTable([Spec(where=("headers", "query", "body"))])
+    there = table.at(NAME, 443, secure=True)
+    swapped(there, (b"X", b"y"))
+    for kind in ({"field": (b"X", P)}, {"target": b"/?" + P}):
+        with pytest.raises(Refused, match="give it again"):
+            swapped(there, *([kind["field"]] if "field" in kind else []), target=kind.get("target", b"/"))  # type: ignore[arg-type, list-item]
+    with pytest.raises(Refused, match="give it again"):
+        there.body_scan().feed(P)
+
+
+def test_values_change_on_open_connections() -> None:
+    table = SecretTable([Spec()], {"TOKEN": VALUE})
+    there = table.at(NAME, 443, secure=True)
+    assert V in swapped(there, (b"X", P))
+    table.set({"TOKEN": "another value"})
+    assert b"another value" in swapped(there, (b"X", P))
+    echoed = there.scrub_head(Response(((b"A", V), (b"B", b"another value")), 1, 200, b"OK"))
+    assert echoed.fields == ((b"A", P), (b"B", P))
+    table.set({"TOKEN": None})
+    with pytest.raises(Refused):
+        swapped(there, (b"X", P))
+    assert table.values() == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "port", "bound"),
+    [
+        (NAME, NAME, 443, True), (NAME, "x." + NAME, 443, False), (NAME.upper(), NAME, 1, True),
+        ("*.example.test", NAME, 443, True),
+        ("*.example.test", "a.b.example.test", 443, True), ("*.example.test", "example.test", 443, False),
+        ("*.example.test", "evilexample.test", 443, False), (NAME + ":8443", NAME, 8443, True),
+        (NAME + ":8443", NAME, 443, False),
+        ("[fd00::1]:443", "fd00::1", 443, True), ("fd00::1", "fd00::1", 443, True), ("10.0.0.1", "10.0.0.1", 443, True),
+    ],
+)  # fmt: skip
+def test_what_a_secret_is_bound_to(pattern: str, host: str, port: int, bound: bool) -> None:
+    table = SecretTable([Spec(hosts=(pattern,))], {"TOKEN": VALUE})
+    there = table.at(host, port, secure=True)
+    if bound:
+        assert V in swapped(there, (b"X", P))
+    else:
+        with pytest.raises(Refused):
+            swapped(there, (b"X", P))
+
+
+# -- streams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", [P, base64.b64encode(P), base64.b64encode(b"a" + P), base64.b64encode(b"ab" + P + b"cd"), quote(P).encode()]
+)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_stream_is_stopped_before_the_placeholder_is_whole(text: bytes, step: int) -> None:
+    scan = SecretTable([Spec()]).scan()
+    data = b"before " * 9 + text + b" after"
+    out: list[bytes] = []
+    with pytest.raises(Refused, match="TOKEN"):
+        out.extend(scan.feed(data[at : at + step]) for at in range(0, len(data), step))
+    assert text not in b"".join(out)
+    assert data.startswith(b"".join(out))
+
+
+def test_a_stream_without_it_is_never_held() -> None:
+    scan = SecretTable([Spec()]).scan()
+    for piece in (b"s", P[:-1], b"", b"x" * 1000, P[:5]):
+        assert scan.feed(piece) == piece
+    assert scan.finish() == b""
+
+
+def test_bodies_may_tell_of_a_secret_of_this_host_but_of_no_other() -> None:
+    other = Spec("OTHER", ("other.test",), placeholder="sloplet-secret-other-0123456789abcdef")
+    there = SecretTable([Spec(), other], {"TOKEN": VALUE, "OTHER": "x"}).at(NAME, 443, secure=True)
+    assert there.body_scan().feed(P) == P
+    with pytest.raises(Refused, match="OTHER"):
+        there.body_scan().feed(other.placeholder.encode())
+
+
+@given(st.binary(min_size=5, max_size=20), st.binary(max_size=30), st.binary(max_size=30))
+def test_base64_is_seen_wherever_it_stands(text: bytes, before: bytes, after: bytes) -> None:
+    coded = base64.b64encode(before + text + after)
+    assert any(form in coded for form in disguises(text))
+    coded = base64.urlsafe_b64encode(before + text + after)
+    assert any(form in coded for form in disguises(text))
+
+
+_NEEDLES = st.dictionaries(
+    st.text("ab", min_size=1, max_size=4).map(str.encode), st.binary(max_size=3), min_size=1, max_size=3
+)
+
+
+@given(_NEEDLES, st.text("abc", max_size=30).map(str.encode), st.lists(st.integers(0, 30), max_size=5), st.booleans())
+def test_replacing_is_the_same_for_any_split(
+    pairs: dict[bytes, bytes], data: bytes, cuts: list[int], same: bool
+) -> None:
+    replacer = Replacer(pairs, same_length=same)
+    marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    out = b"".join(replacer.feed(data[a:b]) for a, b in pairwise(marks)) + replacer.finish()
+    assert out == Replacer(pairs, same_length=same).whole(data)
+    if same:
+        assert len(out) == len(data)
+
+
+@given(_NEEDLES, st.text("abc", max_size=30).map(str.encode), st.lists(st.integers(0, 30), max_size=5))
+def test_scanning_is_the_same_for_any_split(pairs: dict[bytes, bytes], data: bytes, cuts: list[int]) -> None:
+    scanner = Scanner(dict.fromkeys(pairs, "found"))
+    marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    found = False
+    try:
+        for a, b in pairwise(marks):
+            scanner.feed(data[a:b])
+    except Refused:
+        found = True
+    assert found == any(needle in data for needle in pairs)
+
+
+# -- what comes back --------------------------------------------------------------------
+
+
+def test_what_a_server_sends_back_is_hidden() -> None:
+    there = here("headers", "query")
+    coded = base64.b64encode(b"me:" + P)
+    swapped(there, (b"Authorization", b"Basic " + coded))
+    sent = base64.b64encode(b"me:" + V)
+    response = Response(((b"X", V), (b"Y", b"Basic " + sent), (b"Z", quote(V, safe="").encode())), 1, 200, b"OK " + V)
+    shown = there.scrub_head(response)
+    assert [value for _, value in shown.fields] == [P, b"Basic " + coded, P]
+    assert shown.reason == b"OK " + P
+    scrub = there.scrub_body(response, same_length=False)
+    assert scrub is not None
+    body = b'{"token": "' + V + b'", "header": "' + sent + b'"}'
+    out = b"".join(scrub.feed(body[at : at + 3]) for at in range(0, len(body), 3)) + scrub.finish()
+    assert out == body.replace(V, P).replace(sent, coded)
+    assert there.scrub_body(Response(((b"Content-Encoding", b"gzip"),), 1, 200, b""), same_length=False) is None
+
+
+def test_servers_are_asked_for_what_can_be_searched() -> None:
+    assert b"Accept-Encoding: identity\r\n" in swapped(here(), (b"Accept-Encoding", b"gzip, br"))
+    assert b"Accept-Encoding: gzip\r\n" in swapped(here(host="other.test"), (b"Accept-Encoding", b"gzip"))
+
+
+# -- values are not shown ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["", "qq\nqq", " qqq", "qq\0", "x" * 20000, "a" + PLACE])
+def test_a_value_that_cannot_be_used_is_refused_without_showing_it(value: str) -> None:
+    table = SecretTable([Spec()], {"TOKEN": VALUE})
+    with pytest.raises(SpecError) as caught:
+        table.set({"TOKEN": value})
+    assert not value or value not in "".join(traceback.format_exception(caught.value))
+    assert table.values() == {"TOKEN": VALUE}
+    with pytest.raises(SpecError, match="NOBODY"):
+        table.set({"TOKEN": "fine", "NOBODY": "x"})
+    assert table.values() == {"TOKEN": VALUE}
+
+
+def test_a_placeholder_must_be_told_from_other_text() -> None:
+    with pytest.raises(SpecError):
+        SecretTable([Spec(placeholder="short")])
+
+
+def test_nothing_shows_a_value() -> None:
+    table = SecretTable([Spec()], {"TOKEN": VALUE})
+    there = table.at(NAME, 443, secure=True)
+    swapped(there, (b"X", P))
+    assert VALUE not in repr(table) + repr(there) + str(table)
+    with pytest.raises(Refused) as caught:
+        swapped(there, (b"X", P), (b"Y", base64.b64encode(P)))
+    assert VALUE not in str(caught.value)
+    with pytest.raises(TypeError):
+        pickle.dumps(table)
