@@ -132,6 +132,7 @@ class Network:
             on_budget=on_budget,
         )
         _checked(self.spec)
+        _check_passthrough(self.spec)
 
     def __repr__(self) -> str:
         default = NetworkSpec(mode="rules")
@@ -234,6 +235,23 @@ def _checked(spec: NetworkSpec) -> NetworkSpec:
     if max(len(spec.allow), len(spec.deny), len(spec.passthrough)) > MAX_RULES:
         raise SpecError("that are too many rules", hint=f"at most {MAX_RULES} in a list")
     return spec
+
+
+def _check_passthrough(spec: NetworkSpec) -> None:
+    """What is not opened cannot be looked into."""
+    if not spec.passthrough:
+        return
+    from .network.hosts import overlap, parse_host
+    from .network.presets import expand
+
+    rules = [rule for rule in (*expand(spec.allow), *expand(spec.deny, deny=True)) if rule.of_requests]
+    for text in spec.passthrough:
+        for rule in rules:
+            if overlap(parse_host(text), rule.host):
+                raise SpecError(
+                    f"the rule {rule.text!r} looks at requests that passthrough={text!r} keeps closed",
+                    hint="take the host out of one of them",
+                )
 
 
 def _known(given: Iterable[object], known: Iterable[str]) -> None:

@@ -39,9 +39,9 @@ class Machine:
         except OSError:
             return ""
 
-    def files(self, folder: str, suffix: str) -> list[Path]:
+    def files(self, folder: str, *suffixes: str) -> list[Path]:
         try:
-            found = sorted(path for path in self.at(folder).iterdir() if path.suffix == suffix)
+            found = sorted(path for path in self.at(folder).iterdir() if path.suffix in suffixes)
         except OSError:
             return []
         return found[:MAX_FILES]
@@ -50,13 +50,13 @@ class Machine:
 # -- pip -----------------------------------------------------------------------------------------------
 
 
-def pip(machine: Machine) -> tuple[list[str] | None, bool]:
+def pip(machine: Machine) -> tuple[list[str], bool]:
     """(what pip fetches from, does it also use its default index). As ``pip install`` sees it."""
     settings = _pip_settings(machine)
     if settings.get("no-index", "").strip().lower() in ("1", "true", "yes", "on", "y", "t"):
         return settings.get("find-links", "").split(), False
-    urls = [url for key in ("index-url", "extra-index-url", "find-links") for url in settings.get(key, "").split()]
-    return urls, not settings.get("index-url", settings.get("pypi-url", "")).strip()
+    index = (settings.get("index-url") or settings.get("pypi-url", "")).split()
+    return [*index, *settings.get("extra-index-url", "").split(), *settings.get("find-links", "").split()], not index
 
 
 def _pip_settings(machine: Machine) -> dict[str, str]:
@@ -199,7 +199,7 @@ def proxies(machine: Machine) -> list[str]:
         settings.update(_npmrc(machine.text(path), machine.env))
     if settings.get("proxy") or settings.get("https-proxy"):
         told.append("npm")
-    confs = [machine.at("/etc/apt/apt.conf"), *machine.files("/etc/apt/apt.conf.d", ".conf")]
+    confs = [machine.at("/etc/apt/apt.conf"), *machine.files("/etc/apt/apt.conf.d", ".conf", "")]
     if any(re.search(r"^\s*Acquire::https?::Proxy\s", machine.text(path), re.M | re.I) for path in confs):
         told.append("apt")
     return told

@@ -71,6 +71,16 @@ class Host:
         return name.endswith("." + self.name) if self.wild and self.name else self.wild or name == self.name
 
 
+def overlap(one: Host, other: Host) -> bool:
+    """Is there a name that both mean?"""
+    if one.net is not None or other.net is not None:
+        return False
+    first, second = (("." if host.wild and host.name else "") + host.name for host in (one, other))
+    if one.wild and other.wild:
+        return first.endswith(second) or second.endswith(first)
+    return second.endswith(first) if one.wild else first.endswith(second) if other.wild else first == second
+
+
 def parse_host(text: object, *, ports: Ports = EVERY) -> Host:
     """The host patterns of secrets and of passthrough: a name or ``*.name``, and ports. No addresses, no bare ``*``."""
     if not isinstance(text, str):
@@ -94,6 +104,8 @@ def read_host(text: str, default: Ports) -> Host:
     if (found := _address(text, default)) is not None:
         return found
     host, colon, ports = text.partition(":")
+    if colon and host.lower() in ("http", "https") and not ports[:1].isdecimal():
+        raise SpecError(f"{shown(text)} lacks slashes", hint=f"write '{host.lower()}://' and a host")
     wanted = _ports(text, ports) if colon else default
     suffix = f":{wanted.text}" if wanted.text else ""
     if host == "*":
@@ -115,8 +127,6 @@ def _name(text: str, host: str) -> str:
         name = from_user(host)
     except BadName as error:
         hint = "write for example 'api.github.com', '*.example.com' or '10.0.0.0/8'"
-        if host.lower().rstrip("/") in ("http", "https"):
-            hint = "an address of the web begins with 'https://' or 'http://'"
         raise SpecError(f"{shown(text)}: {error}", hint=hint) from None
     if is_loopback(name):
         raise SpecError(
@@ -129,6 +139,8 @@ def _name(text: str, host: str) -> str:
 def _address(text: str, default: Ports) -> Host | None:
     """``1.2.3.4``, ``10.0.0.0/8:5432``, ``fd00::/8``, ``[fd00::1]:80``, ``[fd00::]/8:80``; None if it is a name."""
     bare, prefix, ports = _split_address(text)
+    if "%" in bare and ":" in bare:
+        raise SpecError(f"{shown(text)} has a zone", hint="write the address without a zone (what follows '%')")
     numeric = ":" in bare or is_number(bare.lower().removesuffix("."))
     if not numeric:
         if prefix is not None:
@@ -158,7 +170,7 @@ def _split_address(text: str) -> tuple[str, str | None, str | None]:
         else:
             junk, colon, ports = rest.partition(":")
             closed = closed if not junk else ""
-        if not closed or "%" in inner:
+        if not closed:
             raise SpecError(f"{shown(text)} is not an address", hint="write for example '[fd00::1]:443'")
         return inner, prefix if slash else None, ports if colon else None
     if text.count(":") > 1:

@@ -8,8 +8,9 @@ from .addresses import Address, embedded, opens
 from .names import HOST
 from .rules import Rule
 
-#: Of two rules the greater one decides: host, port, path, method, and with all the same what is denied.
-Rank = tuple[int, int, int, int, bool]
+#: How exactly a rule names host, port, path and method.
+Rank = tuple[int, int, int, int]
+Ranked = list[tuple[Rank, Rule]]
 _EXACT = 1000  # more than any name has letters
 _AS_V6 = 96  # so that 10.0.0.0/8 and the same network inside of an IPv6 address weigh the same
 
@@ -98,4 +99,21 @@ def _suffixes(name: str) -> Iterator[str]:
 
 def rank(host: int, port: int, rule: Rule) -> Rank:
     path = 0 if rule.path is None else 1 + len(rule.path) - rule.path.count("*")
-    return host, port, path, rule.methods is not None, rule.deny
+    return host, port, path, rule.methods is not None
+
+
+def weigh(allows: Ranked, denies: Ranked) -> Rule | None:
+    """The rule that decides among those that match. One that allows does so only if it is more specific than each that
+    denies: in no respect less, and in one more."""
+    good = [item for item in allows if all(_beats(item[0], rank) for rank, _ in denies)] if denies else allows
+    if good:
+        return max(good, key=lambda item: item[0])[1]
+    if not denies:
+        return None
+    best = max((rank for rank, _ in allows), default=(-1, -1, -1, -1))
+    standing = [item for item in denies if not _beats(best, item[0])] or denies
+    return max(standing, key=lambda item: item[0])[1]
+
+
+def _beats(one: Rank, other: Rank) -> bool:
+    return one != other and all(mine >= its for mine, its in zip(one, other, strict=True))

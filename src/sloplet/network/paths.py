@@ -30,9 +30,9 @@ def check_pattern(path: str, text: str) -> str:
 
 
 def matches(pattern: str, path: str, *, loosely: bool = False) -> bool:
-    """``*`` is any text, slashes too. Loosely: in any case of letters, with or without a slash at the end."""
+    """``*`` is any text, slashes too. Loosely: in any case of letters, whatever slash or query ends it."""
     if loosely:
-        pattern, path = pattern.lower(), path.lower()
+        pattern, path = pattern.lower(), path.lower().partition("?")[0]
         if _glob(pattern, path.rstrip("/") or "/"):
             return True
     return _glob(pattern, path)
@@ -54,23 +54,23 @@ def _glob(pattern: str, text: str) -> bool:
     return True
 
 
-def forms(target: str) -> tuple[str, ...]:
-    """The paths that servers may take a request's target for: decoded once and more often, with dots, doubled slashes
-    and parameters resolved. Empty if it cannot be told. A request is allowed only if it is in every form."""
-    path = re.split(r"[?#]", target, maxsplit=1)[0]
+def forms(path: str) -> tuple[str, ...]:
+    """What servers may take a request's path (without its query) for: decoded once and more often, with dots, doubled
+    slashes and parameters resolved. Empty if it cannot be told. A request is allowed only if it is in every form."""
     if _PLAIN_RE.match(path) and path:
         return (path,)
-    if not path.startswith("/") or len(path) > MAX_PATH or not path.isascii() or not path.isprintable():
+    if not path.startswith("/") or len(path) > MAX_PATH or not path.isprintable():
         return ()
     levels = [path]
     while (decoded := unquote(levels[-1], encoding="utf-8", errors="replace")) != levels[-1]:
         if len(levels) > _MOST_DECODINGS:
             return ()
         levels.append(decoded)
-    path, found = levels[-1], levels[1:] or levels
-    if any(ord(char) < 32 or ord(char) == 127 for char in path):
+    if any(ord(char) < 32 or ord(char) == 127 for char in levels[-1]):
         return ()
-    for seen in levels[-len(found) :]:
+    read = levels[1:] or levels
+    found = list(read)
+    for seen in read:
         slashed = seen.replace("\\", "/")
         found += [_resolved(slashed), _resolved(re.sub(r";[^/]*", "", slashed))]
     return tuple(dict.fromkeys(found))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from . import paths, reasons
 from .addresses import LOCAL, Address, parse, special
-from .lookup import Lookup, Rank, rank
+from .lookup import Lookup, Ranked, rank, weigh
 from .names import HOST, BadName, is_loopback, is_number, normal
 from .rules import Rule, parse_rule, rule_text
 
@@ -20,7 +20,6 @@ __all__ = ["Policy", "Verdict", "rule_text"]
 DEFAULT = "default"
 LEARN = "learn"
 _MOST_KNOWN = 1024
-_NOT_YET: Rank = (-1, -1, -1, -1, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,17 @@ class Policy:
     def inspects(self, name: str, port: int) -> bool:
         """Do rules look at requests there?"""
         try:
-            return self._ranked(normal(name), port)[2]
+            found = self._matching(normal(name), port)
         except BadName:
             return False
+        if any(rule.deny and rule.of_requests for _, rule in found):
+            return True
+        if all(not rule.of_requests for _, rule in found):
+            return False
+        plain = [item for item in found if not item[1].of_requests]
+        denies = [item for item in plain if item[1].deny]
+        decider = weigh([item for item in plain if not item[1].deny], denies)
+        return decider.deny if decider is not None else not self._learn
 
     def judge_request(self, name: str, port: int, method: str, path: str) -> Verdict:
         """One request on an allowed connection. None: no rule decides; where the connection was let through by an
@@ -166,63 +173,42 @@ class Policy:
         reason = reasons.unknown_name(self._lookup, name, port, nothing=self._nothing)
         return Verdict(None if self._open(name) else False, DEFAULT, reason)
 
-    def _ranked(self, name: str, port: int) -> tuple[Rule | None, Rule | None, bool]:
-        """(the rule that decides about all requests, one that allows some in spite of it, do requests matter)."""
-        base, some, matters = None, None, False
-        base_rank = some_rank = _NOT_YET
-        looking: list[tuple[Rank, Rule]] = []
+    def _matching(self, name: str, port: int) -> Ranked:
+        found = []
         for host, rules in self._lookup.of_name(name):
             for rule in rules:
                 exact = rule.host.ports.match(port)
-                if exact < 0:
-                    continue
-                ranked = rank(host, exact, rule)
-                if rule.of_requests:
-                    looking.append((ranked, rule))
-                elif ranked > base_rank:
-                    base, base_rank = rule, ranked
-            if base is not None:
-                break
-        for ranked, rule in looking:
-            if ranked > base_rank:
-                matters = True
-                if not rule.deny and ranked > some_rank:
-                    some, some_rank = rule, ranked
-        return base, some, matters
+                if exact >= 0:
+                    found.append((rank(host, exact, rule), rule))
+        return found
 
     def _of_connection(self, name: str, port: int) -> Rule | None:
         """What decides whether there may be a connection at all: some request on it must be possible."""
-        base, some, _ = self._ranked(name, port)
-        return some if some is not None and (base is None or base.deny) else base
+        found = self._matching(name, port)
+        allows = [item for item in found if not item[1].deny]
+        return weigh(allows, [item for item in found if item[1].deny and not item[1].of_requests])
 
     def _of_form(self, name: str, port: int, method: str, path: str) -> Verdict:
-        best, best_rank, seen = None, _NOT_YET, []
-        for host, rules in self._lookup.of_name(name):
-            for rule in rules:
-                exact = rule.host.ports.match(port)
-                if exact < 0:
-                    continue
-                seen.append(rule)
-                if rule.takes(method, path) and (ranked := rank(host, exact, rule)) > best_rank:
-                    best, best_rank = rule, ranked
-            if best is not None:
-                break
+        found = self._matching(name, port)
+        taken = [item for item in found if item[1].takes(method, path)]
+        best = weigh([item for item in taken if not item[1].deny], [item for item in taken if item[1].deny])
         if best is not None:
             if best.deny:
                 return Verdict(False, best.label, reasons.denied_request(name, method, path, best))
             return Verdict(True, best.label, f"allowed by '{best.label}'")
         if self._learn:
             return Verdict(True, LEARN, "everything public is allowed while it is learned")
-        reason = reasons.unknown_request(name, port, method, path, seen)
+        reason = reasons.unknown_request(name, port, method, path, [rule for _, rule in found])
         return Verdict(None if self._asks else False, DEFAULT, reason)
 
     def _of_address(self, address: Address, port: int) -> Rule | None:
-        best, best_rank = None, _NOT_YET
+        allows: Ranked = []
+        denies: Ranked = []
         for length, rule in self._lookup.of_address(address):
             exact = rule.host.ports.match(port)
-            if exact >= 0 and (ranked := rank(length, exact, rule)) > best_rank:
-                best, best_rank = rule, ranked
-        return best
+            if exact >= 0:
+                (denies if rule.deny else allows).append((rank(length, exact, rule), rule))
+        return weigh(allows, denies)
 
     def _refusal(self, name: str, port: int, address: Address, decider: Rule | None) -> Verdict | None:
         """Why an address that a name led to is not dialled; None if it is."""

@@ -16,7 +16,7 @@ _RULE_RE = re.compile(
     r"(?:(?P<methods>[^/:]+?) +)?(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?P<rest>\S+)\Z", re.DOTALL
 )
 _METHODS_RE = re.compile(r"[A-Z]{1,20}(?:,[A-Z]{1,20}){0,19}\Z")
-_SCHEMES = {"http": Ports("80", ((80, 80),)), "https": Ports("443", ((443, 443),))}
+_SCHEMES = {"http": Ports("", ((80, 80),)), "https": Ports("", ((443, 443),))}  # meant, not named
 _EXAMPLES = (
     "for example 'pypi.org', '*.example.com:443', '10.0.0.0/8:5432', 'GET https://api.github.com/repos/*', '@github'"
 )
@@ -65,9 +65,14 @@ def parse_rule(text: object, *, deny: bool = False, source: str = "", local: boo
             f"{shown(str(text))} begins with {scheme}://", hint="only http:// and https://; else 'host:port'"
         )
     where, path = _split(match["rest"])
-    if path is not None and path.startswith("//") and where.lower() in _SCHEMES:
-        raise SpecError(f"{shown(str(text))} lacks a colon", hint=f"write '{where.lower()}:{path}'")
+    if path is not None and where.lower().rstrip(":") in _SCHEMES:
+        good = f"{where.lower().rstrip(':')}://{path.lstrip('/')}"
+        raise SpecError(f"{shown(str(text))} is an address of the web with a slip", hint=f"write '{good}'")
     host = read_host(where, _SCHEMES.get(scheme) or (EVERY if deny else ALLOWED))
+    if host.net is not None and path is not None and not scheme:
+        raise SpecError(
+            f"{shown(str(text))} is not a network", hint=f"write '{host.net.network_address}' or '10.0.0.0/8'"
+        )
     path = None if path is None else paths.check_pattern(path, str(text))
     if path in ("/", "/*"):  # everything there is
         path = None
@@ -119,13 +124,7 @@ def _split(rest: str) -> tuple[str, str | None]:
 
 def _canonical(methods: frozenset[str] | None, scheme: str, host: Host, path: str | None) -> str:
     front = f"{','.join(sorted(methods))} " if methods else ""
-    where = host.text
-    if scheme and host.ports is _SCHEMES[scheme]:  # the port is the scheme's own
-        where = where.removesuffix(f":{host.ports.text}")
-        front += f"{scheme}://"
-    elif scheme:
-        front += f"{scheme}://"
-    return front + where + (path or "")
+    return front + (f"{scheme}://" if scheme else "") + host.text + (path or "")
 
 
 def rule_text(host: str, port: int) -> str:
