@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sloplet.network.authority import Authority
 from sloplet.network.guard import Guard
 from sloplet.network.inspect import check_http, inspect_tls
 from sloplet.network.secrets import SecretTable
-from sloplet.network.tls import upstream_context
+from sloplet.network.tls import TlsChannel, upstream_context
 
 NAME = "api.example.test"
 PLACE = "sloplet-secret-token-0123456789abcdef"
@@ -219,6 +219,35 @@ def echo(log: list[bytes] | None = None) -> Handler:
     return handler
 
 
-def bundle(path: Path) -> Path:
-    path.write_bytes(sandbox_ca()[0].ca_pem)
-    return path
+_open: list[Pipe] = []
+
+
+def run(main: Coroutine[None, None, None]) -> None:
+    """A test's own loop; nothing in it may take long."""
+
+    async def bounded() -> None:
+        try:
+            async with asyncio.timeout(60):
+                await main
+        finally:
+            while _open:
+                _open.pop().abort()
+            for _ in range(3):  # asyncio closes them in its next rounds
+                await asyncio.sleep(0)
+
+    asyncio.run(bounded())
+
+
+async def pair() -> tuple[Pipe, Pipe]:
+    """Two ends of one connection."""
+    a, b = socket.socketpair()
+    made = Pipe(*await asyncio.open_connection(sock=a)), Pipe(*await asyncio.open_connection(sock=b))
+    _open.extend(made)
+    return made
+
+
+async def drain(channel: Pipe | TlsChannel) -> bytes:
+    got = []
+    while piece := await channel.read():
+        got.append(piece)
+    return b"".join(got)
