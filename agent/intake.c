@@ -15,7 +15,7 @@
 
 #define IN_CAP (WIRE_HEADER_SIZE + WIRE_MAX_OPEN + WIRE_MAX_PAYLOAD)
 #define HELD_CAP (32u * 1024 * 1024) /* what may come while held */
-#define READ_CHUNK (128u * 1024)
+#define READ_CHUNK (256u * 1024)
 
 struct source intake_source = {.fd = -1};
 static uint8_t *in_buf;

@@ -64,24 +64,48 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        buffer = self._buffer
-        buffer += data
+        """A frame that lies within ``data`` costs one copy."""
         frames: list[Frame] = []
-        at, end = 0, len(buffer)
+        at, end = 0, len(data)
+        if self._buffer:
+            at = self._go_on(data, frames)
         while end - at >= HEADER_SIZE:
-            length, number, channel, zero, stream = _HEADER.unpack_from(buffer, at)
-            type = _TYPES[number]
-            if type is None or type not in self._allowed:
-                raise ProtocolError(f"unexpected frame type {number}")
-            self._check(type, length, channel, zero, stream)
+            type, channel, stream, length = self._header(data, at)
             start = at + HEADER_SIZE
             if end - start < length:
                 break
             at = start + length
-            frames.append(Frame(type, channel, stream, bytes(buffer[start:at])))
-        if at:
-            del buffer[:at]
+            frames.append(Frame(type, channel, stream, data[start:at]))
+        if at < end:
+            self._buffer += memoryview(data)[at:]
         return frames
+
+    def _go_on(self, data: bytes, frames: list[Frame]) -> int:
+        """Finish the frame that began earlier, as far as ``data`` goes; how much of it that took."""
+        buffer, view, at = self._buffer, memoryview(data), 0
+        if len(buffer) < HEADER_SIZE:
+            at = HEADER_SIZE - len(buffer)
+            buffer += view[:at]
+            if len(buffer) < HEADER_SIZE:
+                return len(data)
+        type, channel, stream, length = self._header(buffer, 0)
+        missing = HEADER_SIZE + length - len(buffer)
+        if len(data) - at < missing:
+            buffer += view[at:]
+            return len(data)
+        buffer += view[at : at + missing]
+        with memoryview(buffer) as whole:
+            frames.append(Frame(type, channel, stream, bytes(whole[HEADER_SIZE:])))
+        buffer.clear()
+        return at + missing
+
+    def _header(self, data: bytes | bytearray, at: int) -> tuple[FrameType, int, int, int]:
+        length, number, channel, zero, stream = _HEADER.unpack_from(data, at)
+        type = _TYPES[number]
+        if type is None or type not in self._allowed:
+            raise ProtocolError(f"unexpected frame type {number}")
+        self._check(type, length, channel, zero, stream)
+        return type, channel, stream, length
 
     def _check(self, type: FrameType, length: int, channel: int, zero: int, stream: int) -> None:
         if zero:

@@ -21,12 +21,14 @@ from ..errors import ProtocolError, SlopletError, WireClosed, from_dict
 from .fields import Fields, decode_fields
 from .frames import FROM_AGENT, FROM_HOST, Frame, FrameDecoder, encode_header
 from .outgoing import Outgoing
+from .pipes import BUSY, Growth
 from .schema import MAX_PAYLOAD, MAX_STREAMS, VERSION, FrameType, Op, Tag
 from .streams import AgentStream, HostStream, Waiters
 
 __all__ = ["AgentMux", "AgentStream", "HostMux", "HostStream", "request"]
 
 _READ_SIZE = 65536
+_READ_MORE = 1 << 18  # while there is plenty
 _HIGH_WATER = 1 << 20
 _OPENERS = frozenset({FrameType.OPEN, FrameType.RESET})
 _ANSWERERS = frozenset({FrameType.REPLY, FrameType.CLOSE})
@@ -52,7 +54,9 @@ class Mux:
         self._decoder = decoder
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._outgoing = Outgoing(write_fd, self._on_drained, self._cannot_write)
+        self._growth = Growth()
+        self._outgoing = Outgoing(write_fd, self._on_drained, self._cannot_write, lambda: self._growth.grow(write_fd))
+        self._quiet = BUSY  # bytes that may still come before the pipe counts as busy
         self._error: SlopletError | None = None
         self._lost = False
         self._pauses = 0
@@ -61,6 +65,7 @@ class Mux:
         self._when_room: list[Callable[[], None]] = []
         self._hello: Fields | None = None
         self._hello_waiters = Waiters()
+        self._read_size = _READ_SIZE
         self.heard = 0  # how often something came from the other side
         self._pongs = 0
         self._pulse = Waiters()
@@ -164,7 +169,7 @@ class Mux:
 
     def _on_readable(self) -> None:
         try:
-            data = os.read(self._read_fd, _READ_SIZE)
+            data = os.read(self._read_fd, self._read_size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -174,6 +179,11 @@ class Mux:
             self._connection_lost(WireClosed("the other side closed the connection"))
             return
         self.heard += 1
+        if self._quiet > 0:
+            self._quiet -= len(data)
+            if self._quiet <= 0:
+                self._growth.grow(self._read_fd)
+        self._read_size = _READ_MORE if len(data) >= _READ_SIZE else _READ_SIZE
         try:
             for frame in self._decoder.feed(data):
                 self._dispatch(frame)
@@ -220,6 +230,7 @@ class Mux:
             self._lost = True
             self._loop.remove_reader(self._read_fd)
             self._outgoing.stop()
+            self._growth.forget()
 
     def _connection_lost(self, error: SlopletError) -> None:
         self._detach()

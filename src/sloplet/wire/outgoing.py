@@ -13,16 +13,26 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
+from .pipes import BUSY
+
 _AT_ONCE = 64  # pieces a system call; Linux takes 1,024
 
 
 class Outgoing:
-    """The queue of one descriptor. ``on_empty`` is called when what had to wait has gone, ``on_error`` if it cannot."""
+    """The queue of one descriptor. ``on_empty`` is called when what had to wait has gone, ``on_error`` if it cannot,
+    ``on_busy`` once, when much has gone."""
 
-    def __init__(self, fd: int, on_empty: Callable[[], None], on_error: Callable[[OSError], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        on_empty: Callable[[], None],
+        on_error: Callable[[OSError], None],
+        on_busy: Callable[[], None],
+    ) -> None:
         self._fd = fd
         self._on_empty = on_empty
         self._on_error = on_error
+        self._on_busy: Callable[[], None] | None = on_busy
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes | memoryview] = deque()
         self._watched = False
@@ -91,6 +101,9 @@ class Outgoing:
 
     def _on_writable(self) -> None:
         queue = self._queue
+        if self._on_busy is not None and self._sent > BUSY:
+            self._on_busy()
+            self._on_busy = None
         while queue:
             try:
                 done = os.writev(self._fd, list(islice(queue, _AT_ONCE)))
