@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import addresses
+from . import addresses, names
 
 _DEFAULT = frozenset({80, 443})
 _MOST = 10_000
@@ -21,7 +21,7 @@ class Learned:
         if name:
             self._note(name, port)
         parsed = addresses.parse(address)
-        if not name or parsed is None or addresses.special(parsed) is not None:
+        if name != names.HOST and (not name or parsed is None or addresses.special(parsed) is not None):
             self._note(_written(address), port)
 
     def _note(self, host: str, port: int) -> None:
@@ -38,8 +38,9 @@ class Learned:
         """The rules, sorted."""
         rules = []
         for host, ports in self._ports.items():
-            others = sorted(ports - _DEFAULT)
-            if ports & _DEFAULT:
+            implied = frozenset() if host == names.HOST else _DEFAULT  # the host's own ports are always named
+            others = sorted(ports - implied)
+            if ports & implied:
                 rules.append(host)
             if others:
                 rules.append(f"{host}:{','.join(str(port) for port in others)}")
