@@ -6,6 +6,7 @@ import asyncio
 import functools
 import socket
 import ssl
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -55,6 +56,9 @@ class Pipe:
             self.writer.write_eof()
 
     def abort(self) -> None:
+        sock = self.writer.get_extra_info("socket")
+        if not self.writer.transport.is_closing() and not self.writer.get_extra_info("sslcontext"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the peer sees a reset
         self.writer.transport.abort()
 
 

@@ -65,6 +65,7 @@ class Exchange:
         self._pending: deque[_Sent] = deque()
         self._changed = asyncio.Event()
         self._responding = False  # bytes of a final response are on their way
+        self._switched = False  # it is HTTP no more
         self._sending = False  # a request has been forwarded in part
         self._method = b""  # of the request that is being looked at
         self.requests = 0  #: that were forwarded
@@ -109,6 +110,9 @@ class Exchange:
         """In words if no other response is in the way, else by a reset."""
         self._guard.refused(reason)
         ours = 1 if self._sending else 0
+        if self._switched:
+            self._client.abort()
+            return
         try:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 while (len(self._pending) > ours or self._responding) and not responses.done():
@@ -315,7 +319,7 @@ class Exchange:
         sent = self._pending[0] if self._pending else None
         if sent is None or not sent.websocket or response.tokens(b"upgrade") != [b"websocket"]:
             raise Malformed("the server switched to a protocol that it was not asked for")
-        self._responding = True
+        self._responding = self._switched = True
         await self._client.write(self._shown(response).encode())
         sent.switched.set_result(True)
         data = rest or await self._server.read()
