@@ -56,7 +56,14 @@ static void fuzz_frames(const uint8_t *p, size_t n)
             must(frame_parse(p + at, used, &g, &again, &why) == FRAME_READY && again == used);
             if (f.length)
                 must(frame_parse(p + at, used - 1, &g, &again, &why) == FRAME_MORE);
-            if (f.type == FRAME_OPEN || f.type == FRAME_HELLO || f.type == FRAME_CTRL)
+            must(!!f.stream == (f.type != FRAME_HELLO && f.type != FRAME_PING && f.type != FRAME_PONG));
+            if (f.type == FRAME_REPLY || f.type == FRAME_CLOSE)
+                must(f.stream % 2 == 0);
+            if (f.type == FRAME_OPEN || f.type == FRAME_RESET || f.type == FRAME_CTRL)
+                must(f.stream % 2 == 1);
+            if (f.type == FRAME_DATA)
+                must(f.channel == (f.stream % 2 ? CHANNEL_IN : CHANNEL_OUT));
+            if (f.type == FRAME_OPEN || f.type == FRAME_HELLO || f.type == FRAME_CTRL || f.type == FRAME_REPLY || f.type == FRAME_CLOSE)
                 fuzz_fields(f.payload, f.length);
             at += used;
             continue;

@@ -14,9 +14,9 @@ static size_t make_fields(uint8_t *p, size_t cap)
     for (uint32_t i = rnd(6); i > 0; i--) {
         memset(text, 'a', sizeof text);
         if (rnd(2))
-            fw_int(&w, (int)rnd(70), (int64_t)rnd(UINT32_MAX) - (1 << 30));
+            fw_int(&w, (int)rnd(74), (int64_t)rnd(UINT32_MAX) - (1 << 30));
         else
-            fw_bytes(&w, (int)rnd(70), text, rnd(sizeof text));
+            fw_bytes(&w, (int)rnd(74), text, rnd(sizeof text));
     }
     return w.len;
 }
@@ -58,7 +58,8 @@ size_t make_input(uint8_t *p)
         return 1 + make_records(p + 1);
     for (uint32_t i = 1 + rnd(5); i > 0; i--) {
         size_t len = make_fields(p + n + WIRE_HEADER_SIZE, 300);
-        frame_header(p + n, (uint8_t)(1 + rnd(11)), 0, rnd(4) ? 1 + 2 * rnd(9) : 0, (uint32_t)len);
+        uint32_t stream = rnd(4) ? 1 + rnd(18) : 0;
+        frame_header(p + n, (uint8_t)(1 + rnd(11)), rnd(2) ? 0 : stream % 2 == 0, stream, (uint32_t)len);
         n += WIRE_HEADER_SIZE + len;
     }
     return n;
