@@ -150,7 +150,7 @@ def check_network(network: object) -> NetworkSpec:
             if network != NetworkSpec():
                 raise SpecError("network='none' has no rules and no limits")
             return network
-        values = network.to_dict()
+        values = _checked(network).to_dict()
         mode, asks = values.pop("mode"), values.pop("asks")
         return Network(**values, learn=mode == "learn", ask=asks or None).spec
     if network == "none":
@@ -260,7 +260,7 @@ def _known(given: Iterable[object], known: Iterable[str]) -> None:
         if key not in keys:
             import difflib
 
-            near = difflib.get_close_matches(str(key)[:80].lower(), keys, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(key)[:80].lower(), keys, n=1, cutoff=0.55)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
             raise SpecError(f"a network has no {str(key)[:80]!r}", hint=hint)
 

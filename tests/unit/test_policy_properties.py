@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sloplet.network.addresses import SPECIAL, parse, special
 from sloplet.network.policy import Policy
+from sloplet.network.rules import parse_rule
 
 pytestmark = pytest.mark.anyone
 
@@ -107,16 +108,18 @@ def test_a_wildcard_is_what_is_below(name: str, port: int, front: str) -> None:
     assert policy.judge(f"a.b.{name.upper()}.", port).allow is True
 
 
+def _lies_inside(text: str) -> bool:
+    net = parse_rule(text).host.net
+    return net is not None and any(net.version == item.net.version and net.subnet_of(item.net) for item in SPECIAL)  # type: ignore[arg-type]
+
+
 @given(LISTS, LISTS, ADDRESSES, NAMES, PORTS, st.booleans(), st.booleans())
 def test_special_addresses_stay_closed(
     allow: list[str], deny: list[str], address: str, name: str, port: int, asks: bool, learn: bool
 ) -> None:
     """Under every policy whose rules by address do not lie inside of a special range."""
+    allow = [text for text in allow if not _lies_inside(text)]
     policy = Policy.of(allow, deny, asks=asks and not learn, learn=learn)
-    for rule in policy.rules:
-        net = rule.host.net
-        if net is not None and not rule.deny:
-            assume(not any(net.version == item.net.version and net.subnet_of(item.net) for item in SPECIAL))  # type: ignore[arg-type]
     parsed = parse(address)
     assert parsed is not None
     assume(special(parsed) is not None)

@@ -34,8 +34,10 @@ class Machine:
     def text(self, path: Path) -> str:
         """A configuration file; "" if it is not there or not for us to read."""
         try:
+            if not path.is_file():  # a pipe would be waited for
+                return ""
             with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read(MAX_FILE) if path.is_file() else ""
+                return file.read(MAX_FILE)
         except OSError:
             return ""
 
