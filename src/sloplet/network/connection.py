@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ class Connection:
     def __init__(self, egress: Egress, stream: AgentStream, target: Target) -> None:
         self.stream = stream
         self.target = target
-        self.address = target.address  #: the one that is dialled
+        self.address = "" if target.name else target.address  #: the one that is dialled
         self.rule = ""
         self.protocol = ""
         self.request = ""
@@ -244,6 +245,11 @@ class Connection:
         relay.outward = self._egress.gate(self)
         self._socket = None
         relay.start()
+
+    def release(self, held: Callable[[], bytes]) -> None:
+        """What was held back of the program's bytes goes out now."""
+        if self._relay is not None:
+            self._relay.release(held)
 
     def go_on_http(self, first: bytes) -> None:
         """It is plain HTTP: every request of it is looked at."""

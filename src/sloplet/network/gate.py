@@ -6,36 +6,84 @@ The server's bytes flow meanwhile, so who speaks first does not matter.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from .channel import Refused
-from .sniff import Broken, Http, Opaque, Tls, sniff
+from .sniff import Broken, Http, Opaque, SecondHello, Tls, sniff
 
 if TYPE_CHECKING:
     from .connection import Connection
     from .needles import Scanner
 
+_PATIENCE = 0.1  # seconds that the rest of a line which begins like a request is waited for
+_LIKE_A_METHOD = re.compile(rb"[A-Z]{1,20}(?: |\Z)")
+
 
 class Gate:
-    """``relay.Outward`` of a connection that was judged by name."""
+    """``relay.Outward`` of a connection that was judged by name.
+
+    Text without an end of line may be anything: a word of some protocol whose answer the program waits for, or a
+    request that comes in pieces. It is let through (after a moment, if it begins like a request), and the line is
+    watched on: should it become a request after all, the connection is cut before the rest of it has left.
+    """
 
     def __init__(self, connection: Connection, scanner: Scanner | None) -> None:
         self.done = False
         self._connection = connection
         self._scanner = scanner
         self._held = b""
+        self._sent = b""  # of a first line that is not over, what has left already
+        self._hello: SecondHello | None = None
         self._opaque = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def feed(self, data: bytes) -> bytes:
         if self._opaque:
-            assert self._scanner is not None
-            return self._scanner.feed(data)
+            return self._passed(data)
+        if self._hello is not None:
+            return self._after_hello(self._hello, data)
         self._held += data
-        found = sniff(self._held)
+        whole = self._sent + self._held
+        found = sniff(whole)
         if found is None:
-            return b""
+            return self._undecided()
+        self._stop_waiting()
         held, self._held = self._held, b""
+        if self._sent and not isinstance(found, Opaque):
+            raise Refused("it is an HTTP request whose first line came in pieces, with pauses between them")
         return self._decide(found, held)
+
+    def _undecided(self) -> bytes:
+        if not self._is_text or self._connection.needs_requests:
+            return b""
+        if not self._sent and _LIKE_A_METHOD.match(self._held):
+            self._stop_waiting()
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._waited)
+            return b""
+        return self._let_go()
+
+    @property
+    def _is_text(self) -> bool:
+        first = (self._sent or self._held)[0]
+        return first != 0x16 and first < 0x80
+
+    def _let_go(self) -> bytes:
+        self._connection.saw("tcp")
+        held, self._held = self._held, b""
+        self._sent += held
+        return self._scanned(held)
+
+    def _waited(self) -> None:
+        self._timer = None
+        if self._held:
+            self._connection.release(self._let_go)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _decide(self, found: Tls | Http | Opaque | Broken, held: bytes) -> bytes:
         connection = self._connection
@@ -50,24 +98,39 @@ class Gate:
                 return b""
             connection.saw("tls")
             check_server_name(found, connection.target.name)
-            self.done = True
-            return held
+            self._hello = SecondHello(found)
+            return self._after_hello(self._hello, held)
         connection.saw("tcp")
         if connection.needs_requests:
             raise Refused(
                 f"the rules for {connection.target.name} are about requests, and this is not HTTP: ask for a rule "
                 "without methods and paths"
             )
-        if self._scanner is None:
-            self.done = True
-            return held
         self._opaque = True
-        return self._scanner.feed(held)
+        return self._passed(held)
+
+    def _after_hello(self, hello: SecondHello, data: bytes) -> bytes:
+        """A server may ask for a second ClientHello: it must name the same server."""
+        why = hello.feed(data)
+        if why is not None:
+            raise Refused(why)
+        self.done = hello.done
+        return data
+
+    def _passed(self, data: bytes) -> bytes:
+        self.done = self._scanner is None
+        return self._scanned(data)
+
+    def _scanned(self, data: bytes) -> bytes:
+        return data if self._scanner is None else self._scanner.feed(data)
 
     def end(self) -> bytes:
-        if self._held:
+        self._stop_waiting()
+        if not self._held:
+            return b""
+        if not self._is_text or self._connection.needs_requests:
             raise Refused("the program ended before it could be seen what it speaks")
-        return b""
+        return self._let_go()
 
 
 class Scan:
@@ -91,5 +154,3 @@ def check_server_name(hello: Tls, name: str) -> None:
         raise Refused(f"TLS to {name} must name its server, and this connection does not")
     if hello.server_name != name:
         raise Refused(f"TLS names the server {hello.server_name}, and the connection was made to {name}")
-    if hello.ech:
-        raise Refused(f"TLS to {name} hides the name of its server (ECH)")

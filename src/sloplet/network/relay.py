@@ -91,6 +91,17 @@ class Relay:
         self._stream.grant(self._owed)
         return self._sock
 
+    def release(self, held: Callable[[], bytes]) -> None:
+        """What ``outward`` has held back until now goes out; ``held`` gives it, and may refuse."""
+        if not self._done:
+            self._guarded(lambda: self._release(held()))
+
+    def _release(self, data: bytes) -> None:
+        if data:
+            self._rest = memoryview(bytes(self._rest or b"") + data)
+            if not self._writing and not self._stalled_out:
+                self._push()
+
     def _changed(self) -> None:
         """Something came from the sandbox. Runs inside the mux's dispatch: it must not raise."""
         if self._done:
