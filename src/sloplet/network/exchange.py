@@ -21,6 +21,7 @@ from .tls import TlsTruncated
 
 _PIPELINED = 32
 _BUFFERED_BODY = 1024 * 1024
+_SHOWN_PATH = 2048
 _LAST_WORDS_SECONDS = 30.0
 
 
@@ -188,7 +189,7 @@ class Exchange:
             swap = self._here.body_swap(request) if length else None
             request = self._here.swap_head(request)
             scan = self._here.body_scan() if length else None
-        guard.seen(request.method.decode(), path)
+        guard.seen(request.method.decode(), "".join(c if c.isprintable() else "?" for c in path[:_SHOWN_PATH]))
         self.requests += 1
         if swap is not None and 0 < length <= _BUFFERED_BODY:
             payload, rest = await self._short_body(request, length, rest, scan)

@@ -88,13 +88,16 @@ async def _serve(client: TlsChannel, server: TlsChannel | None, problem: str, gu
         exchange = Exchange(client, server, guard, secure=True)
         await exchange.run()
     except TlsError as error:
-        fresh = exchange is None or not exchange.requests
-        if server is not None and fresh and any(words in str(error) for words in _DISTRUST):
+        if not problem and (exchange is None or (not exchange.requests and _distrusts(error))):
             guard.refused(
-                f"the program does not trust the sandbox's certificate for {guard.name}: it brings a trust store of "
-                f"its own, or pins certificates; passthrough=['{guard.name}'] leaves its TLS closed"
+                f"the program gave up when it saw the sandbox's certificate for {guard.name} ({error}): it brings a "
+                f"trust store of its own, or pins certificates; passthrough=['{guard.name}'] leaves its TLS closed"
             )
         raise
+
+
+def _distrusts(error: TlsError) -> bool:
+    return any(words in str(error) for words in _DISTRUST)
 
 
 async def _hello(client: Channel, name: str) -> bytes:

@@ -13,6 +13,9 @@ from urllib.parse import quote
 from .channel import Refused
 
 
+_BEGINNING = 8  # of many placeholders this much is the same, and looked for once
+
+
 class Replacer:
     """Each key becomes its value. With ``same_length`` the value is cut or filled up with '*': for bodies whose length
     has been told already."""
@@ -59,6 +62,7 @@ class Scanner:
 
     def __init__(self, reasons: Mapping[bytes, str]) -> None:
         self.reasons = dict(reasons)
+        self._beginnings = {needle[:_BEGINNING] for needle in self.reasons}
         self._keep = max((len(needle) for needle in self.reasons), default=1) - 1
         self._tail = b""
 
@@ -77,9 +81,10 @@ class Scanner:
 
     def check(self, data: bytes) -> None:
         """All of it at once."""
-        for needle, reason in self.reasons.items():
-            if needle in data:
-                raise Refused(reason)
+        if any(beginning in data for beginning in self._beginnings):
+            for needle, reason in self.reasons.items():
+                if needle in data:
+                    raise Refused(reason)
 
 
 def _any_of(needles: Mapping[bytes, object]) -> re.Pattern[bytes]:

@@ -78,7 +78,7 @@ class TlsChannel:
                     size += len(piece)
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
             except ssl.SSLWantReadError:
-                if self._outgoing.pending:
+                if self._outgoing.pending and not self._sending.locked():  # who sends now sends that, too
                     await self._flush()
                 if pieces:
                     return b"".join(pieces)
