@@ -62,6 +62,38 @@ RULES = [
     # (who, may not import, why)
     ("errors", ["spec", "engines", "wire", "runtime", "state", "sandbox", "fs", "files"], "errors import nothing"),
     ("spec", ["engines", "wire", "runtime", "state", "sandbox", "fs", "files"], "specs import nothing but errors"),
+    *(
+        (
+            part,
+            ["engines", "wire", "runtime", "state", "sandbox", "keeper", "cli", "network.egress"],
+            "specs are plain values",
+        )
+        for part in ("netspec", "secretspec", "quantities")
+    ),
+    *(
+        (
+            f"network.{part}",
+            ["engines", "wire", "controller", "runtime", "state", "sandbox", "keeper", "cli"],
+            "policy is pure",
+        )
+        for part in (
+            "policy",
+            "rules",
+            "hosts",
+            "names",
+            "addresses",
+            "paths",
+            "lookup",
+            "reasons",
+            "presets",
+            "indexes",
+        )
+    ),
+    (
+        "network",
+        ["engines", "runtime", "holder", "state", "keeper", "sandbox", "cli"],
+        "what is judged knows no holder",
+    ),
     ("results", ["engines", "wire", "runtime", "state", "sandbox", "files"], "results are plain values"),
     (
         "engines",

@@ -53,7 +53,7 @@ def test_wheel_carries_the_agent(wheel: Path, compiler: ModuleType, tmp_path: Pa
         names = archive.namelist()
     assert (info.external_attr >> 16) & 0o777 == 0o755
     assert compiler.is_static(tmp_path / AGENT)
-    assert "sloplet/py.typed" in names
+    assert {"sloplet/py.typed", "sloplet/network/presets.toml"} <= set(names)
     assert not [name for name in names if name.endswith((".c", ".o", ".pyc")) or name.startswith(("tests/", "agent/"))]
 
 
