@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from .channel import Refused
 
-
 _BEGINNING = 8  # of many placeholders this much is the same, and looked for once
 
 
