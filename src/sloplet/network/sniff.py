@@ -21,8 +21,8 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?")
 @dataclass(frozen=True)
 class Tls:
     """A ClientHello. Judged by name: no server name, or another one, is refused. ``ech``: it may hide a second name;
-    browsers always look as if. Behind a front that serves many names that is no more than the Host header in TLS that is
-    not opened, so it is no reason to refuse (docs/network.md, "What is not covered")."""
+    browsers always look as if. Behind a front that serves many names it can do no more than a Host header in TLS that
+    is not opened, so it is no reason to refuse (docs/network.md, "What is not covered")."""
 
     server_name: str | None  #: lower case, without a trailing dot
     alpn: tuple[str, ...] = ()
