@@ -159,6 +159,7 @@ class Egress:
             self.secrets,
             connection.refuse,
             lambda method, path: connection.saw("", f"{method} {path}"),
+            strict=lambda: connection.needs_requests,
         )
         if not tls:
             await check_http(client, server, guard)

@@ -208,8 +208,9 @@ class Exchange:
         guard = self._guard
         path, ambiguous = judged_path(request.target)
         if guard.judge is not None:
-            http1.check_overrides(request)
-            if ambiguous:
+            if guard.strict():
+                http1.check_overrides(request)
+            if ambiguous and guard.strict():
                 raise Refused(
                     f"a path with {ambiguous} may mean something else to {guard.name}, where rules about paths apply; "
                     "write it without"

@@ -24,6 +24,10 @@ def _nothing(_: str) -> None:
     pass
 
 
+def _yes() -> bool:
+    return True
+
+
 def _no_request(_method: str, _path: str) -> None:
     pass
 
@@ -34,8 +38,7 @@ class Guard:
 
     name: str  #: the name that was judged: lower case, A-labels, no trailing dot; or an address as text
     port: int
-    #: judge(method, path) where rules about methods or paths may apply here (``Policy.inspects``); None: no such rules.
-    #: ``path`` is decoded and without query; ambiguous ones never get here (they are refused).
+    #: judge(method, path); ``path`` is decoded and without query. None: nothing about requests is judged.
     judge: Callable[[str, str], Verdict] | None = None
     #: Placeholders to swap (TLS, bound hosts) or to refuse (elsewhere); None: the sandbox has no secrets.
     secrets: SecretTable | None = None
@@ -43,3 +46,5 @@ class Guard:
     refused: Callable[[str], None] = _nothing
     #: Called with (method, path) of each request that is forwarded: for the log.
     seen: Callable[[str, str], None] = _no_request
+    #: Whether rules about methods or paths apply here now: then what a server could read otherwise is refused unasked.
+    strict: Callable[[], bool] = _yes
