@@ -71,9 +71,11 @@ static bool answer_now(const struct dns_query *q, enum dns_code *code, struct dn
         *code = answer_local(q, data);
     } else if (asks_for_host(q) && q->name_length) { /* of all other types nothing exists, and nobody is asked: no tunnel */
         address = names_known(q->name, q->name_length, (uint32_t)(now_ns() / (1000 * MSEC)));
-        if (!address)
+        if (!address && !asks_none(q))
             return false;
-        if (q->type == DNS_A)
+        if (!address)
+            *code = DNS_NXDOMAIN;
+        else if (q->type == DNS_A)
             dns_address(data, address);
     }
     return true;

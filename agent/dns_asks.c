@@ -9,9 +9,11 @@
 
 #define ASKS 256
 #define WAITING 256
+#define NONE_SHARED (100 * MSEC) /* AAAA may come when A of the same lookup is answered already */
 
 struct ask {
     bool used;
+    int64_t none_until; /* when not used: until then it is known that there is no such name */
     uint8_t length;
     char name[DNS_NAME_MAX + 1];
     struct stream *stream; /* NULL: it went with the connection to the host, and has to be opened again */
@@ -53,6 +55,7 @@ static void ask_finish(struct ask *a, enum dns_code code)
             dns_finish(&w->client, &w->query, code, address);
         }
     a->used = false;
+    a->none_until = code == DNS_NXDOMAIN ? now_ns() + NONE_SHARED : 0;
 }
 
 static void ask_closed(struct stream *s, const struct fields *f)
@@ -101,18 +104,34 @@ static bool ask_open(struct ask *a)
     return a->stream != NULL;
 }
 
+static bool is_for(const struct ask *a, const struct dns_query *q)
+{
+    return a->length == q->name_length && !memcmp(a->name, q->name, q->name_length);
+}
+
+bool asks_none(const struct dns_query *q)
+{
+    int64_t now = now_ns();
+
+    for (const struct ask *a = asks; a < asks + ASKS; a++)
+        if (!a->used && a->none_until > now && is_for(a, q))
+            return true;
+    return false;
+}
+
 static struct ask *ask_for(const struct dns_query *q)
 {
     struct ask *empty = NULL;
 
     for (struct ask *a = asks; a < asks + ASKS; a++) {
-        if (a->used && a->length == q->name_length && !memcmp(a->name, q->name, q->name_length))
+        if (a->used && is_for(a, q))
             return a;
         if (!a->used && !empty)
             empty = a;
     }
     if (!empty)
         return NULL;
+    empty->none_until = 0;
     empty->length = q->name_length;
     memcpy(empty->name, q->name, q->name_length);
     empty->used = ask_open(empty);

@@ -27,6 +27,8 @@ enum dns_fate dns_take(const struct dns_client *client, const uint8_t *p, size_t
 /* Answers a query about a name that the host was asked for: with its address if it may be used and that is the question. */
 void dns_finish(const struct dns_client *client, const struct dns_query *q, enum dns_code code, uint32_t address);
 
+/* The host has just said that there is no such name. */
+bool asks_none(const struct dns_query *q);
 /* The host is asked whether the query's name may be used; dns_finish follows. False: too many wait already. */
 bool asks_wait(const struct dns_client *client, const struct dns_query *q);
 /* This connection's queries need no answer any more. */

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-static int failures;
+__attribute__((weak)) int failures; /* one for all files of a test */
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
