@@ -25,6 +25,8 @@ _ETC = (
     "pki/tls/certs", "pki/tls/openssl.cnf", "profile", "protocols", "redhat-release", "rpc", "services", "shells",
     "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "terminfo", "timezone", "vim",
 )  # fmt: skip
+#: Folders of trusted certificates. One of the sandbox's own is added there where its TLS is opened (network/trust.py).
+_TRUST = ("/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted")
 _ETC_BEGINNINGS = ("java-", "python3", "ld-musl-")
 _SMALL = 8192  # files up to this are copied, and so can be changed inside; larger ones are read-only mounts
 
@@ -185,6 +187,8 @@ def _etc_parts(view: HostView) -> list[Part]:
             parts.append(Link(path, kind[3:]) if below(target, "/usr") else Bind(path, path))
         elif path in view.small:
             parts.append(File(path, view.small[path]))
+        elif kind == "dir" and path in _TRUST:
+            parts.append(Overlay(path))
         else:
             parts.append(Bind(path, path))
     return parts

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 
-from ..errors import FileError, SlopletError, StartFailed
+from ..errors import FileDenied, FileError, SlopletError, StartFailed
 from ..files import AsyncFiles, Opener
 
 #: Where the systems of this world keep all certificates in one file. The first is made if it is missing.
@@ -21,6 +22,7 @@ BUNDLES = (
     "/etc/ssl/cert.pem",
 )
 _HASHED = "/etc/ssl/certs"  # OpenSSL's folder: one file per certificate, found by its name's hash
+_ALONE = "/etc/ssl/certs/sloplet.pem"  # for programs that want what they add to their own in a file by itself
 _OWN = "/usr/local/share/ca-certificates/sloplet.crt"  # update-ca-certificates makes a new bundle with it
 _HOME = "/home/agent/.sloplet"
 _MAX_BUNDLE = 16 * 2**20
@@ -34,7 +36,7 @@ _EXTRA = ("NODE_EXTRA_CA_CERTS", "DENO_CERT")  # these add to what the program b
 
 def env(*, single_user: bool) -> dict[str, str]:
     """Variables for HELLO; their paths exist once ``install`` is through. The sandbox's own settings win."""
-    bundle, own = (f"{_HOME}/ca-bundle.crt", f"{_HOME}/ca.crt") if single_user else (BUNDLES[0], _OWN)
+    bundle, own = (f"{_HOME}/ca-bundle.crt", f"{_HOME}/ca.crt") if single_user else (BUNDLES[0], _ALONE)
     return {**dict.fromkeys(_ALL, bundle), **dict.fromkeys(_EXTRA, own)}
 
 
@@ -54,8 +56,10 @@ async def install(open_stream: Opener, ca_pem: bytes, *, single_user: bool) -> N
         return
     if await files.read(BUNDLES[0]) is None:
         await files.write(BUNDLES[0], None, with_ca(known, ca_pem))
-    for path in (_OWN, f"{_HASHED}/{name_hash(ca_pem)}.0"):
+    for path in (_ALONE, f"{_HASHED}/{name_hash(ca_pem)}.0"):
         await files.write(path, await files.read(path), ca_pem)
+    with suppress(FileDenied):  # an ordinary user's sandboxes cannot write to the host's /usr, not even their own view
+        await files.put(_OWN, await files.read(_OWN), ca_pem)
 
 
 def with_ca(bundle: bytes, ca_pem: bytes) -> bytes:
@@ -96,15 +100,35 @@ class _Files:
             raise _failed(path, error) from error
 
     async def write(self, path: str, old: bytes | None, new: bytes, *, must: bool = True) -> None:
-        if new == old:
-            return
         try:
-            await self._files.write(path, new, mode=None if old is not None else 0o644, user=self._user)
+            await self._replace(path, old, new)
         except FileError as error:
             if must:
                 raise _failed(path, error) from error
         except SlopletError as error:
             raise _failed(path, error) from error
+
+    async def put(self, path: str, old: bytes | None, new: bytes) -> None:
+        """FileDenied if nobody inside may."""
+        try:
+            if new != old:
+                await self._files.write(path, new, mode=None if old is not None else 0o644, user=self._user)
+        except FileDenied:
+            raise
+        except SlopletError as error:
+            raise _failed(path, error) from error
+
+    async def _replace(self, path: str, old: bytes | None, new: bytes) -> None:
+        """One that is the host's, whose root is nobody inside, can only be taken away."""
+        if new == old:
+            return
+        try:
+            await self._files.write(path, new, mode=None if old is not None else 0o644, user=self._user)
+        except FileDenied:
+            if old is None:
+                raise
+            await self._files.remove(path, user=self._user)
+            await self._files.write(path, new, mode=0o644, user=self._user)
 
 
 def _failed(path: str, error: SlopletError) -> StartFailed:
