@@ -290,6 +290,30 @@ def test_told_once_there_is_room_again() -> None:
     with_peer(scenario)
 
 
+def test_what_is_held_counts_as_congestion() -> None:
+    async def scenario(peer: Peer) -> None:
+        stream = await served(peer, credit(2, 8 << 20))
+        while stream.credit == INITIAL_CREDIT:
+            await asyncio.sleep(0)
+        peer.mux.hold()
+        while not peer.mux.congested:
+            assert stream.send_now(bytes(MAX_PAYLOAD))
+        told = asyncio.Event()
+        peer.mux.when_drained(told.set)
+        waiting = asyncio.ensure_future(stream.send(b"last"))
+        await spin()
+        assert not told.is_set()
+        peer.mux.let_go()
+        frames: list[Frame] = []
+        while not frames or frames[-1].payload != b"last":
+            frames += await peer.read(1)
+        await waiting
+        await told.wait()
+        assert sum(len(frame.payload) for frame in frames) > 1 << 20
+
+    with_peer(scenario)
+
+
 # -- hostile -----------------------------------------------------------------------------
 
 

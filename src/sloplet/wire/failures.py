@@ -47,7 +47,8 @@ def close_error(request: Fields, close: Fields) -> SlopletError:
             return CommandError(message, hint="write long input to a file or to stdin instead of the command line")
         return CommandError(message)
     if what == "port":
-        return SandboxError(message, hint="does something listen on that port inside, on 127.0.0.1 or ::1?")
+        refused = number == errno.ECONNREFUSED
+        return SandboxError(message, hint="does something listen on it inside, on 127.0.0.1?" if refused else None)
     if op in _FILE_OPS:
         return file_error(number, message)
     return SandboxError(message)

@@ -101,7 +101,7 @@ class Mux:
 
     @property
     def congested(self) -> bool:
-        return self._outgoing.size > _HIGH_WATER
+        return self._outgoing.waiting > _HIGH_WATER
 
     @property
     def error(self) -> SlopletError | None:

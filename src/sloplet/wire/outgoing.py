@@ -49,9 +49,14 @@ class Outgoing:
         return self._sent
 
     @property
+    def waiting(self) -> int:
+        """Bytes that wait for the descriptor, or are held back."""
+        return self.size + self._held_size
+
+    @property
     def end(self) -> int:
         """What ``sent`` will be when all that was put has gone."""
-        return self._sent + self.size + self._held_size
+        return self._sent + self.waiting
 
     def hold(self) -> None:
         """Keep what is put from now on until ``let_go``."""
@@ -62,6 +67,8 @@ class Outgoing:
         held, self._held, self._held_size = self._held, None, 0
         for parts in held or ():
             self.put(*parts)
+        if held and not self._queue:
+            self._on_empty()
 
     def put(self, *parts: bytes) -> None:
         if self._stopped:
@@ -97,7 +104,8 @@ class Outgoing:
         self._stopped = True
         self._unwatch()
         self._queue.clear()
-        self.size = 0
+        self._held = None
+        self.size = self._held_size = 0
 
     def _on_writable(self) -> None:
         queue = self._queue
