@@ -132,7 +132,7 @@ class Network:
             on_budget=on_budget,
         )
         _checked(self.spec)
-        _check_passthrough(self.spec)
+        check_passthrough(self.spec)
 
     def __repr__(self) -> str:
         default = NetworkSpec(mode="rules")
@@ -237,7 +237,7 @@ def _checked(spec: NetworkSpec) -> NetworkSpec:
     return spec
 
 
-def _check_passthrough(spec: NetworkSpec) -> None:
+def check_passthrough(spec: NetworkSpec) -> None:
     """What is not opened cannot be looked into."""
     if not spec.passthrough:
         return

@@ -177,6 +177,13 @@ def test_a_stored_preset_that_is_gone_reaches_nothing() -> None:
         policy_of(spec)
 
 
+def test_what_is_kept_closed_cannot_be_looked_into() -> None:
+    """Also where a spec comes from elsewhere: no policy is made of a contradiction."""
+    spec = NetworkSpec.from_dict({"mode": "rules", "allow": ["GET https://x.org/a"], "passthrough": ["x.org"]})
+    with pytest.raises(SpecError, match="passthrough"):
+        policy_of(spec)
+
+
 # -- secrets -------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ..errors import SpecError
-from ..netspec import NetworkSpec
+from ..netspec import NetworkSpec, check_passthrough
 from .names import shown
 from .policy import Policy
 from .rules import Rule, parse_rule
@@ -70,5 +70,6 @@ def expand(texts: Iterable[str], *, deny: bool = False) -> list[Rule]:
 
 def policy_of(spec: NetworkSpec) -> Policy:
     """The policy that a spec asks for, now. SpecError if it names what is not known (any more)."""
+    check_passthrough(spec)
     rules = [*expand(spec.allow), *expand(spec.deny, deny=True)]
     return Policy(rules, asks=spec.asks, learn=spec.mode == "learn")
