@@ -123,6 +123,7 @@ async def world(
     port: int | None = None,
     judge: Callable[[str, str], Verdict] | None = None,
     secrets: SecretTable | None = None,
+    strict: bool = True,
     server_name: str | None = None,
     trust: ssl.SSLContext | None = None,
     dial: Callable[[], Awaitable[Pipe]] | None = None,
@@ -155,6 +156,7 @@ async def world(
             secrets,
             made.refused.append,
             lambda method, path: made.seen.append((method, path)),
+            lambda: strict,
         )
         try:
             if tls:

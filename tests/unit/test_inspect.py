@@ -86,6 +86,23 @@ def test_a_later_request_that_is_refused_does_not_reach_the_server(second: bytes
     run(main())
 
 
+@pytest.mark.parametrize("last", [GET.replace(HOST, HOST + b"Connection: close\r\n"), GET.replace(b"1.1", b"1.0")])
+def test_nothing_follows_a_last_request(last: bytes) -> None:
+    async def main() -> None:
+        got: list[bytes] = []
+
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_head(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            got.append(await reader.read())
+
+        async with world(handler) as here:
+            assert (await here.say(last + GET)).startswith(b"HTTP/1.1 200")
+            assert got == [b""]
+
+    run(main())
+
+
 def test_smuggled_requests_stay_bodies() -> None:
     """What hides in a body is forwarded as one, in the only framing that the server is told."""
 
@@ -351,8 +368,13 @@ def test_methods_and_paths_are_judged_on_every_request() -> None:
             assert ("GET", "/ok/a") in here.seen
         async with world(echo(log), judge=lambda *_: Verdict(None)) as here:  # undecided is not allowed
             assert (await here.say(GET)).startswith(b"HTTP/1.1 403")
+        odd = b"GET //a/../b;c HTTP/1.1\r\nX-HTTP-Method: PUT\r\n" + HOST + b"\r\n"
         async with world(echo(log)) as here:  # no rules about paths: servers may have their own ideas
-            assert (await here.say(b"GET //a/../b HTTP/1.1\r\n" + HOST + b"\r\n")).startswith(b"HTTP/1.1 200")
+            assert (await here.say(odd)).startswith(b"HTTP/1.1 200")
+        async with world(echo(log), judge=lambda *_: Verdict(True), strict=False) as here:
+            assert (await here.say(odd)).startswith(b"HTTP/1.1 200")
+        async with world(echo(log), judge=lambda *_: Verdict(True)) as here:
+            assert (await here.say(odd)).startswith(b"HTTP/1.1 403")
 
     run(main())
 

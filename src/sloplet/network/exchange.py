@@ -156,6 +156,11 @@ class Exchange:
             if self._pending and self._pending[-1].websocket and await self._pending[-1].switched:
                 await self._tunnel(rest)
                 return
+            if http1.is_last(request):
+                while await self._client.read():
+                    pass  # a server may or may not look at it: it does not get it
+                await self._end_server()
+                return
 
     async def _request_head(self, rest: bytes) -> tuple[Request, bytes] | None:
         """The next one as it came, and what follows it; None if there is none."""

@@ -261,6 +261,12 @@ def clean_request(request: Request) -> tuple[Request, bool]:
     return replace(request, fields=fields), websocket
 
 
+def is_last(request: Request) -> bool:
+    """Whether the program says that no other request follows on this connection."""
+    tokens = request.tokens(b"connection")
+    return b"close" in tokens or (request.minor == 0 and b"keep-alive" not in tokens)
+
+
 _OVERRIDES = frozenset(
     (b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url", b"x-rewrite-url")
 )
