@@ -263,6 +263,22 @@ def test_no_token_is_shown(world: World, url: str) -> None:
     assert all("mirror.corp" in text or text in DEFAULT for text in world.texts())
 
 
+def test_variables_for_another_process() -> None:
+    """What the keeper is given: enough to allow the same, and no more."""
+    env = {
+        "PIP_INDEX_URL": f"https://me:{TOKEN}@mirror.corp:8443/{TOKEN}/simple?{TOKEN}",
+        "npm_config_registry": "http://[fd00::1]:4873/x",
+        "PIP_EXTRA_INDEX_URL": f"https://{TOKEN}@a.corp https://b.corp nonsense https://[::1 http://c.corp:bad",
+        "PIP_CERT": TOKEN,
+        "PIP_CONFIG_FILE": "/etc/my.conf", "GITHUB_TOKEN": TOKEN, "npm_config__authToken": TOKEN,
+        "PIP_FIND_LINKS": "/srv/wheels",
+    }  # fmt: skip
+    assert configured.variables(env) == {
+        "PIP_INDEX_URL": "https://mirror.corp:8443", "npm_config_registry": "http://[fd00::1]:4873",
+        "PIP_EXTRA_INDEX_URL": "https://a.corp https://b.corp", "PIP_CONFIG_FILE": "/etc/my.conf",
+    }  # fmt: skip
+
+
 def test_proxies_are_spoken_of(world: World) -> None:
     world.put("/etc/pip.conf", f"[global]\nproxy = http://me:{TOKEN}@proxy.corp:3128\n")
     world.put("/etc/apt/apt.conf.d/01proxy", f'Acquire::http::Proxy "http://me:{TOKEN}@proxy.corp:3128";\n')

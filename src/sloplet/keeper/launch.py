@@ -61,8 +61,12 @@ def listens(path: Path) -> bool:
 
 
 def environment(source: Mapping[str, str], home: Home) -> dict[str, str]:
-    """What the keeper inherits: nothing of the caller's secrets, and nothing that changes from caller to caller."""
-    kept = {key: value for key, value in source.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
+    """What the keeper inherits: nothing of the caller's secrets, and nothing that changes from caller to caller; of
+    where packages come from the hosts (for ``@package-indexes``)."""
+    from ..network.configured import variables
+
+    kept = variables(source)
+    kept |= {key: value for key, value in source.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
     kept["SLOPLET_HOME"] = os.fspath(home.path)
     return kept
 

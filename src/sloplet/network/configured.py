@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 MAX_FILE = 2**20
 MAX_FILES = 200
@@ -47,6 +48,32 @@ class Machine:
         except OSError:
             return []
         return found[:MAX_FILES]
+
+
+_URLS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "NPM_CONFIG_REGISTRY")
+_PLAIN = ("PIP_CONFIG_FILE", "PIP_NO_INDEX", "NPM_CONFIG_USERCONFIG", "NPM_CONFIG_GLOBALCONFIG", "NPM_CONFIG_PREFIX")
+
+
+def variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Those of an environment that say what packages come from, for a process that is to know it without the rest. Of
+    addresses only scheme, host and port are left: what else is in them may be secret."""
+    found = {}
+    for name, value in env.items():
+        if name.upper() in _PLAIN:
+            found[name] = value
+        elif name.upper() in _URLS and (urls := [bare for url in value.split() if (bare := _bare(url))]):
+            found[name] = " ".join(urls)
+    return found
+
+
+def _bare(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    where = f"[{host}]" if host and ":" in host else host
+    return f"{parts.scheme}://{where}{f':{port}' if port else ''}" if parts.scheme and host else ""
 
 
 # -- pip -----------------------------------------------------------------------------------------------
