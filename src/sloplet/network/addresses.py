@@ -6,6 +6,7 @@ nothing of these, ``10.0.0.0/8`` opens that network, and a metadata service is o
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ _BY_VERSION = {
 LOCAL = ("a private address", "a carrier's private address", "a loopback address")
 
 
+@functools.lru_cache(4096)
 def special(address: Address) -> Special | None:
     """The special range that an address, or an IPv4 address inside of it, belongs to."""
     inner = embedded(address)

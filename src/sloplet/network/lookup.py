@@ -98,6 +98,8 @@ def _suffixes(name: str) -> Iterator[str]:
 
 
 def rank(host: int, port: int, rule: Rule) -> Rank:
+    if not rule.of_requests:
+        return host, port, 0, 0
     path = 0 if rule.path is None else 1 + len(rule.path) - rule.path.count("*")
     return host, port, path, rule.methods is not None
 

@@ -37,7 +37,8 @@ def normal(text: str) -> str:
 
 def is_number(name: str) -> bool:
     """Does its last label make it an address (or nothing at all), in any notation that resolvers know?"""
-    return bool(_NUMBER_RE.match(name.rpartition(".")[2]))
+    last = name.rpartition(".")[2]
+    return last[:1].isdecimal() and _NUMBER_RE.match(last) is not None
 
 
 def from_user(text: str) -> str:

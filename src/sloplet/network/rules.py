@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import SpecError
 from . import paths
@@ -33,10 +33,10 @@ class Rule:
     path: str | None = None
     source: str = ""  #: the preset that it came from
     local: bool = False  #: the host's own configuration names it: it may be at a private address
+    of_requests: bool = field(init=False)  #: does it look at more than host and port?
 
-    @property
-    def of_requests(self) -> bool:
-        return self.methods is not None or self.path is not None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_requests", self.methods is not None or self.path is not None)
 
     @property
     def label(self) -> str:
