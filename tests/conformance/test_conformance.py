@@ -16,8 +16,8 @@ _BEFORE_ANY_KERNEL = {"TestBadCommands", "TestBadInput", "TestBadPlaces"}
 #: ... and an ordinary user runs what his rights, his ids and his kind of disk have to do with: the rest is gVisor's
 #: kernel and our agent, the same as for root.
 _DIFFERS = {
-    "TestDeath", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents",
-    "TestSnapshots",
+    "TestDeath", "TestEgress", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState",
+    "TestMetricsAndEvents", "TestSnapshots",
 }  # fmt: skip
 
 

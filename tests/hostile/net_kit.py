@@ -100,8 +100,10 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """It failed, and not by waiting; nothing was received."""
-        return self.error not in (None, "TIMEOUT") and not self.data
+        """It failed, and not by waiting; nothing was received, but perhaps the proxy's own words to who speaks HTTP."""
+        if self.data:
+            return self.data.startswith("HTTP/1.1 403 ") and "X-Sloplet-Denied: " in self.data
+        return self.error not in (None, "TIMEOUT")
 
     def __str__(self) -> str:
         return f"{self.asked}: {self.error} {self.data[:200]!r} {self.ms} ms"

@@ -30,6 +30,8 @@ NEIGHBOURS = [
     "ff02::1", "100.127.255.254", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2001:db8::1",
 ]  # fmt: skip
 
+TO_MANY = ("224.0.0.1", "239.255.255.250", "255.255.255.255", "ff02::1")
+
 
 @pytest.fixture(autouse=True)
 def names(net: Internet) -> None:
@@ -69,10 +71,11 @@ def test_n05_the_host_and_its_neighbours(shared: Sandbox, net: Internet) -> None
     set_network(shared, EVERYTHING_PUBLIC)
     for number, address in enumerate(NEIGHBOURS):
         net.name(f"n{number}.example", address)
-    literal = [http(address, wait=5) for address in NEIGHBOURS]
+    literal = [http(address, wait=0.5 if address in TO_MANY else 5) for address in NEIGHBOURS]
     named = [http(f"n{number}.example") for number in range(len(NEIGHBOURS))]
     for outcome in attempt(shared, *literal, *named, http("host.sloplet"), http("127.0.0.2", 80)).outcomes:
-        assert outcome.refused, outcome
+        nobody = outcome.asked["to"] in TO_MANY and outcome.error == "TIMEOUT"  # gVisor: not sent, and not said
+        assert outcome.refused or nobody, outcome
     assert net.dialled() == set()
 
 

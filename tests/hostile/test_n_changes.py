@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hostile_kit import eventually, runtime
-from live_kit import talk
+from live_kit import call, talk
 from net_kit import EVIL, EVIL_AT, GOOD, GOOD_AT, HELLO, Rung, attempt, decisions, http, set_network, tcp
 
 import sloplet.network.egress
@@ -182,10 +182,10 @@ def test_n13_the_proxy_fails(rung: Rung, net: Internet, errors_are_expected: lis
         promised = {item.control: item for item in box.guarantees()}
         assert promised["network"].enforced
 
-        async def fail() -> None:
-            egress_of(box).fail("a test says so")
+        egress = egress_of(box)
 
-        from live_kit import call
+        async def fail() -> None:
+            egress.fail("a test says so")
 
         call(fail())
         assert held.line() == "ConnectionResetError"

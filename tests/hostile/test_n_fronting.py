@@ -66,7 +66,7 @@ def test_n08_tls_names_its_server(shared: Sandbox, net: Internet) -> None:
         https(GOOD, sni=EVIL),
         https(GOOD, sni=f"x.{GOOD}"),
         https(GOOD, sni=""),
-        raw(GOOD, 443, client_hello(GOOD, ECH)),
+        raw(GOOD, 443, client_hello(EVIL, ECH)),
         raw(GOOD, 443, client_hello(None)),
         raw(GOOD, 443, client_hello(EVIL)),
         raw(GOOD, 443, b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00"),  # no ClientHello
@@ -125,8 +125,7 @@ def test_n08_http_on_every_request(shared: Sandbox, net: Internet) -> None:
     set_network(shared, Network(allow=[GOOD]))
     tried = attempt(shared, *(tcp(GOOD, 80, (text, None)) for _, text in SMUGGLED))
     for (what, _), outcome in zip(SMUGGLED, tried.outcomes, strict=True):
-        assert CANARY not in outcome.data, what
-        assert EVIL not in outcome.data, f"{what}: {outcome}"
+        assert f"hello from {EVIL}" not in outcome.data, f"{what}: {outcome}"
         assert outcome.error != "TIMEOUT", f"{what}: {outcome}"
     assert net.heard(CANARY) == []
     assert {event["host"] for event in net.seen("http")} <= {GOOD}
@@ -139,8 +138,8 @@ def test_n08_the_second_request(shared: Sandbox, net: Internet) -> None:
     second, control = attempt(
         shared, tcp(GOOD, 80, first, (get(EVIL, f"/{CANARY}"), None)), tcp(GOOD, 80, first, (get(GOOD, "/two"), None))
     ).outcomes
-    assert second.error
     assert second.data.count("HTTP/1.1 200") == 1
+    assert second.error or "HTTP/1.1 403" in second.data
     assert control.data.count("HTTP/1.1 200") == 2
     assert net.heard(CANARY) == []
     assert [event["target"] for event in net.seen("http")] == ["/", "/", "/two"]
@@ -164,7 +163,7 @@ def test_n08_inside_tls(inspected_box: Sandbox, net: Internet) -> None:
         https(GOOD, sni="", path=f"/{CANARY}"),
     ).outcomes
     assert HELLO in mine.data
-    assert EVIL not in host.data
+    assert host.refused
     assert second.data.count("hello") == 1
     for outcome in (sni, nameless):
         assert "hello" not in outcome.data
@@ -172,7 +171,7 @@ def test_n08_inside_tls(inspected_box: Sandbox, net: Internet) -> None:
     assert {event["sni"] for event in net.seen("tls")} == {GOOD}
     tried = attempt(inspected_box, *(tcp(GOOD, 443, (text, None), tls=GOOD) for _, text in SMUGGLED))
     for (what, _), outcome in zip(SMUGGLED, tried.outcomes, strict=True):
-        assert EVIL not in outcome.data, what
+        assert f"hello from {EVIL}" not in outcome.data, what
         assert outcome.error != "TIMEOUT", what
     assert net.heard(CANARY) == []
 
@@ -182,7 +181,7 @@ def test_n08_a_server_that_lies(inspected_box: Sandbox, net: Internet) -> None:
     inspected_box.network.set(Network(allow=["untrusted.example", GOOD], inspect=True))
     net.name("untrusted.example")
     result = inspected_box.run(["curl", "-sS", "-m", "10", "-k", f"https://untrusted.example/{CANARY}"])
-    assert not result.ok
+    assert "certificate" in result.denied[0]
     assert net.heard(CANARY) == []
     assert inspected_box.run(["curl", "-sS", "-m", "10", f"https://{GOOD}/"]).stdout.strip() == HELLO
 
@@ -221,7 +220,7 @@ def test_n09_a_proxy_inside(shared: Sandbox, net: Internet) -> None:
     set_network(shared, Network(allow=[GOOD]))
     proxy = shared.spawn(["python3", "-uc", PROXY])
     try:
-        assert next(iter(proxy))[1] == "up\n"
+        assert next(iter(proxy))[1].startswith("up")
         by_proxy = {"http_proxy": "http://127.0.0.1:3128", "https_proxy": "http://127.0.0.1:3128"}
         curl = ["curl", "-sSk", "-m", "10"]
         assert shared.run([*curl, f"http://{GOOD}/"], env=by_proxy).stdout.strip() == HELLO

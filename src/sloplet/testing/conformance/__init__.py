@@ -23,6 +23,7 @@ from .flow import TestConcurrency, TestFlowControl
 from .lifecycle import TestDeath, TestLifeCycle, TestNames
 from .limits import TestGuarantees, TestLimits, TestMetricsAndEvents
 from .living import TestLiveState, TestSnapshots
+from .network import TestEgress, TestPorts
 from .refusals import TestBadCommands, TestBadInput, TestBadPlaces
 from .spawning import TestCancel, TestSpawn
 from .support import box, capabilities, controller, make_box
@@ -33,8 +34,8 @@ from .wire import TestWire
 
 __all__ = [
     "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
-    "TestDownload", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput", "TestLifeCycle",
-    "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestProcesses",
-    "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestWatch", "TestWire",
-    "box", "capabilities", "controller", "make_box",
+    "TestDownload", "TestEgress", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput",
+    "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput",
+    "TestPorts", "TestProcesses", "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout",
+    "TestUpload", "TestWatch", "TestWire", "box", "capabilities", "controller", "make_box",
 ]  # fmt: skip
