@@ -113,6 +113,7 @@ def test_a_request_for_another_host_is_refused(data: bytes) -> None:
         (ask(first=b"M-SEARCH /x HTTP/1.0"), b"M-SEARCH /x HTTP/1.0"),
         (b"\r\n\r\n" + ask(), b"GET /x HTTP/1.1"),
         (ask("X: é".encode(), first="GET /é HTTP/1.1".encode()), "GET /é HTTP/1.1".encode()),
+        (ask(first=b'GET /?a="b"{c}|<d> HTTP/1.1'), b'GET /?a="b"{c}|<d> HTTP/1.1'),
     ],
 )
 def test_a_request_for_this_host_is_forwarded_in_origin_form(data: bytes, line: bytes) -> None:
@@ -263,7 +264,7 @@ def soup() -> st.SearchStrategy[bytes]:
 
 
 def forwarded(data: bytes, cuts: Callable[[bytes], list[bytes]]) -> tuple[bytes, str]:
-    """What goes on to the server of a program's bytes, and how that ends."""
+    """The whole requests that go on to the server of a program's bytes, and how that ends."""
     out = b""
     pieces = cuts(data)
     rest = b""
@@ -279,7 +280,7 @@ def forwarded(data: bytes, cuts: Callable[[bytes], list[bytes]]) -> tuple[bytes,
             length = http1.request_length(request)
             request = http1.check_host(request, "a.com", 80, secure=False)
             request, _ = http1.clean_request(request)
-            out += request.encode()
+            head = request.encode()
             body, rest = httpbody.body(length), reader.rest
             payload = b""
             while not body.done:
@@ -290,7 +291,8 @@ def forwarded(data: bytes, cuts: Callable[[bytes], list[bytes]]) -> tuple[bytes,
                     rest = pieces.pop(0)
             if length:
                 rest = body.rest
-            out += httpbody.chunk(payload) + httpbody.last_chunk(body.trailers) if length == CHUNKED else payload
+            coded = httpbody.chunk(payload) + httpbody.last_chunk(body.trailers) if length == CHUNKED else payload
+            out += head + coded
     except Refused:
         return out, "refused"
 
@@ -335,9 +337,7 @@ def by_h11(data: bytes) -> list[tuple[bytes, bytes, list[tuple[bytes, bytes]], b
 @settings(max_examples=400, deadline=None)
 @given(soup())
 def test_what_is_forwarded_is_read_the_same_by_another_parser(data: bytes) -> None:
-    out, end = forwarded(data, lambda data: [data] if data else [])
-    if end == "cut":
-        return  # h11 would see the beginning of a message, and nothing wrong with it
+    out, _ = forwarded(data, lambda data: [data] if data else [])
     for method, target, headers, _ in by_h11(out):
         hosts = [value for name, value in headers if name == b"host"]
         assert [host.lower().removesuffix(b".").removesuffix(b":80") for host in hosts] == [b"a.com"]
@@ -378,7 +378,7 @@ def test_the_path_that_is_judged(target: bytes, path: str) -> None:
     "target",
     [b"/a/../b", b"/a/..", b"/.", b"/a/%2e%2e/b", b"/a/.%2E/b", b"/a%2fb", b"/a%5cb", b"/a\\b", b"//a", b"/a//b",
      b"/a;b", b"/a%3bb", b"/a/..;/b",
-     b"/%252e", b"/%", b"/%4", b"/%zz", b"/%00", b"/%0a", b"/%ff", b"/a%2F..%2Fb", b"/\xff"],
+     b"/%252e", b"/%", b"/%4", b"/%zz", b"/%00", b"/%3f", b"/%23", b"/%0a", b"/%ff", b"/a%2F..%2Fb", b"/\xff"],
 )  # fmt: skip
 def test_a_path_that_a_server_could_see_otherwise_is_ambiguous(target: bytes) -> None:
     assert judged_path(target)[1]

@@ -157,7 +157,7 @@ class Exchange:
                 await self._tunnel(rest)
                 return
             if http1.is_last(request):
-                while await self._client.read():
+                while await self._from_client():
                     pass  # a server may or may not look at it: it does not get it
                 await self._end_server()
                 return
@@ -168,16 +168,20 @@ class Exchange:
         reader = HeadReader()
         lines = reader.feed(rest)
         while lines is None:
-            try:
-                data = await self._client.read()
-            except TlsTruncated:
-                data = b""
+            data = await self._from_client()
             if not data:
                 if reader.empty:
                     return None
                 raise Cut("a request that ended in its head")
             lines = reader.feed(data)
         return http1.parse_request(lines), reader.rest
+
+    async def _from_client(self) -> bytes:
+        """Between requests: a program that leaves without TLS saying so has left."""
+        try:
+            return await self._client.read()
+        except TlsTruncated:
+            return b""
 
     async def _request(self, request: Request, rest: bytes) -> bytes:
         """Checks and forwards one; gives what came after it."""

@@ -15,7 +15,7 @@ MAX_HEAD = 64 * 1024
 MAX_FIELDS = 256
 _METHOD = re.compile(rb"[A-Z][A-Z0-9_-]{0,31}")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_TARGET = re.compile(rb"[\x21\x24-\x7e\x80-\xff]+")  # no space, control, '"' or '#'
+_TARGET = re.compile(rb"[\x21\x22\x24-\x7e\x80-\xff]+")  # no space, control or '#'
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _BAD_LINE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")

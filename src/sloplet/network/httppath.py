@@ -6,7 +6,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-_HIDING_ESCAPE = re.compile(rb"%(2f|5c|25|3b|0[0-9a-f]|1[0-9a-f]|7f)", re.IGNORECASE)
+_HIDING_ESCAPE = re.compile(rb"%(2f|5c|25|3b|3f|23|0[0-9a-f]|1[0-9a-f]|7f)", re.IGNORECASE)
 
 
 def judged_path(target: bytes) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import quote
 
 from .channel import Refused
@@ -107,7 +108,8 @@ def _held(data: bytes, needles: Mapping[bytes, object]) -> int:
     return longest
 
 
-def disguises(text: bytes) -> set[bytes]:
+@lru_cache(1024)
+def disguises(text: bytes) -> frozenset[bytes]:
     """How it looks in a stream: as it is, percent-encoded, and inside base64 (whatever stands around it)."""
     found = {text, quote(text, safe="").encode()}
     for before in range(3):
@@ -115,4 +117,4 @@ def disguises(text: bytes) -> set[bytes]:
         coded = b64encode(b"\0" * before + text)
         core = coded[(before * 8 + 5) // 6 : bits // 6]
         found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
-    return found
+    return frozenset(found)
