@@ -7,7 +7,7 @@ meaning, so they are kept sorted: equal settings are equal specs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from .errors import InvalidLimit, SpecError
@@ -63,6 +63,10 @@ class NetworkSpec:
     def to_dict(self) -> dict[str, Any]:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**data, **{name: list(data[name]) for name in ("allow", "deny", "passthrough")}}
+
+    def closed(self) -> NetworkSpec:
+        """The same with nothing allowed, and nobody asked: for a sandbox that comes from elsewhere."""
+        return self if self.mode == "none" else replace(self, mode="rules", allow=(), asks=False)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any] | str) -> NetworkSpec:

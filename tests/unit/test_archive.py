@@ -16,7 +16,7 @@ import zstandard
 from archive_helpers import Crafted, export, receive
 from snapshot_helpers import FILES, World
 
-from sloplet import errors
+from sloplet import Network, Secret, errors
 from sloplet.archive import hostprint, layout, moving, rootfs, tarwrite
 from sloplet.archive import read as reading
 from sloplet.archive import write as writing
@@ -27,6 +27,7 @@ from sloplet.engines.base import ResolvedImage
 from sloplet.images.resolve import resolve
 from sloplet.images.tarstream import TarReader
 from sloplet.images.unpack import unpack
+from sloplet.network.presets import policy_of
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
 
@@ -402,6 +403,23 @@ def test_another_version(whole: Path) -> None:
         crafted.version = version
         with pytest.raises(errors.SnapshotIncompatible, match="version"):
             Archive(str(crafted.write(whole.parent / "crafted")))
+
+
+def test_a_sandbox_from_elsewhere_reaches_nothing() -> None:
+    """Its author's rules are not this user's; what was denied and what has limits stays so."""
+    spec = SandboxSpec.make(
+        "dev", network=Network(["*:*", "10.0.0.0/8"], ["x.org"], ask=True, inspect=True, budget="1g"),
+        secrets={"A": Secret("a", hosts=["x.org"])}, ports={80: 8080}, links={"db": "mine"},
+    )  # fmt: skip
+    assert layout.checked_spec(spec.to_dict()) == spec
+    here = moving.arrived(spec, "new")
+    assert here == SandboxSpec.make(
+        "new", network=Network([], ["x.org"], inspect=True, budget="1g"),
+        secrets={"A": Secret("a", hosts=["x.org"])}, ports=[80]
+    )  # fmt: skip
+    assert policy_of(here.network).judge("y.org", 443).allow is False
+    assert moving.arrived(SandboxSpec.make(network=Network(learn=True)), None).network == Network().spec
+    assert moving.arrived(SandboxSpec.make("a"), "b") == SandboxSpec.make("b")
 
 
 def test_a_spec_goes_through_the_same_checks() -> None:

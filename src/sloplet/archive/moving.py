@@ -44,6 +44,13 @@ def progress(runtime: Runtime, what: str, sandbox: str, **data: str) -> Work:
     return Work(what, tell)
 
 
+def arrived(spec: SandboxSpec, name: str | None) -> SandboxSpec:
+    """What a sandbox from elsewhere runs as: whom it may reach here, and on which ports, is for this machine's user to
+    say and not for its author."""
+    ports = tuple(port._replace(outside=0) for port in spec.ports)  # others may have those here
+    return replace(spec, name=name, ports=ports, links=(), network=spec.network.closed())
+
+
 async def load(runtime: Runtime, path: str, name: str | None, work: Work) -> SandboxInfo:
     """Receive, check, start. Nothing is left behind on failure."""
     from ..timeline import Origin
@@ -56,8 +63,7 @@ async def load(runtime: Runtime, path: str, name: str | None, work: Work) -> San
         if name is None and runtime.holder == "keeper" and manifest.spec.name is not None:
             name = manifest.spec.name  # what the keeper holds has a name; embedded it is one of many
             await _check_free(runtime, name)
-        ports = tuple(port._replace(outside=0) for port in manifest.spec.ports)  # others may have those here
-        spec = replace(manifest.spec, name=name, ports=ports)
+        spec = arrived(manifest.spec, name)
         engine = _engine(manifest, spec)
         draft = await runtime.off_loop(runtime.saved.begin)
         try:
