@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_helpers import anonymous_kib, connect, eventually
+from agent_helpers import anonymous_kib, can, connect, eventually
 
 from agentclient import AGENT, AgentClient, Stream, encode, frame
 from sloplet.wire.schema import INITIAL_CREDIT, VERSION, FrameType, HelloFlag, Op, Tag
@@ -22,9 +22,13 @@ from sloplet.wire.schema import INITIAL_CREDIT, VERSION, FrameType, HelloFlag, O
 pytestmark = pytest.mark.anyone
 
 
+#: In a user namespace an ordinary user may look at the descriptors of what he runs.
+OWN = ["unshare", "-Ur"]
+
+
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[AgentClient]:
-    client = connect([], tmp_path)
+    client = connect(OWN if can(OWN) else [], tmp_path)
     yield client
     client.close()
     assert client.process.returncode == 0
