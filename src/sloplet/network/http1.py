@@ -16,6 +16,7 @@ MAX_FIELDS = 256
 _METHOD = re.compile(rb"[A-Z][A-Z0-9_-]{0,31}")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(rb"[\x21\x22\x24-\x7e\x80-\xff]+")  # no space, control or '#'
+_HIGH = re.compile(rb"[\x80-\xff]")  # clients mean these to be percent-encoded, and some forget it
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _BAD_LINE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
@@ -133,6 +134,7 @@ def parse_request(lines: list[bytes]) -> Request:
         raise Malformed("a method that is not a word of capital letters")
     if not _TARGET.fullmatch(target):
         raise Malformed("a request target with characters that are not allowed in it")
+    target = _HIGH.sub(lambda match: b"%%%02X" % match[0][0], target)
     return Request(parse_fields(lines[1:]), int(version[-1:]), method, target)
 
 
