@@ -52,7 +52,10 @@ class Chores(Sleeping):
 
     async def _sleep_when_idle(self, live: Live, idle: float) -> None:
         loop = asyncio.get_running_loop()
+        moved = _moved(live)
         while not live.ending:
+            if moved != _moved(live):  # a download is no idleness, though nobody follows it
+                moved, live.used = _moved(live), loop.time()
             left = live.used + idle - loop.time()
             if live.mux.waiting or live.gate is not None:
                 await asyncio.sleep(idle)
@@ -75,6 +78,11 @@ class Chores(Sleeping):
             return await _cpu_us(live) - before > _BUSY * seconds * 1e6 + _LOOKING
         except SlopletError:
             return True
+
+
+def _moved(live: Live) -> int:
+    """Bytes that its connections have moved so far."""
+    return 0 if live.egress is None else live.egress.meter.moved
 
 
 async def _cpu_us(live: Live) -> int:

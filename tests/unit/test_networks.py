@@ -1,0 +1,288 @@
+"""The networks of a runtime: what outlives a wire, what a fork inherits, what is stored, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from net_inside import World
+
+from sloplet.controller import SandboxInfo
+from sloplet.errors import SandboxNotFound, SpecError, StartFailed
+from sloplet.events import EventBus
+from sloplet.netspec import Network, NetworkSpec, Secret
+from sloplet.networks import Networks, check_served, environment, looks_into, with_authority
+from sloplet.spec import SandboxSpec
+from sloplet.state.home import Home, new_id
+from sloplet.state.store import Store
+from sloplet.wire.fields import Fields
+from sloplet.wire.schema import Feature, Tag
+
+pytestmark = pytest.mark.anyone
+
+OWNER = "owner-0001"
+
+
+class Holder:
+    """As much of a runtime as a network needs."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = Home(path).open()
+        self.store = Store(self.home)
+        self.bus = EventBus()
+        self.holder, self.elsewhere = "keeper", None
+        self.exposed = SimpleNamespace(dial=self._dial)
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.done: list[tuple[str, ...]] = []
+        self.networks = Networks(self, World())  # type: ignore[arg-type]
+
+    def make(self, spec: SandboxSpec) -> SandboxInfo:
+        return self.store.reserve(new_id(), spec, engine="fake", rung="process", holder="keeper", owner=OWNER)
+
+    async def find(self, ref: str) -> SandboxInfo:
+        return self.store.find(ref)
+
+    def find_live(self, sandbox_id: str) -> None:
+        return None
+
+    async def on_state(self, job: Callable[[], Any]) -> Any:
+        return job()
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def pause(self, sandbox_id: str) -> None:
+        self.done.append(("pause", sandbox_id))
+
+    async def kill(self, sandbox_id: str) -> None:
+        self.done.append(("kill", sandbox_id))
+
+    async def _dial(self, sandbox_id: str, port: int) -> Any:
+        self.done.append(("dial", sandbox_id, str(port)))
+        raise OSError(errno.ECONNREFUSED, "refused")
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self.tasks)
+
+
+def with_holder(path: Path, scenario: Callable[[Holder], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        holder = Holder(path)
+        try:
+            await scenario(holder)
+        finally:
+            holder.networks.close()
+            holder.store.close()
+
+    asyncio.run(main())
+
+
+def spec(**settings: Any) -> SandboxSpec:
+    return SandboxSpec.make(**{"network": Network(allow=["a.example.com"]), **settings})
+
+
+def test_a_policy_outlives_its_holder_and_secrets_do_not(tmp_path: Path) -> None:
+    asked = spec(name="box", secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])})
+    narrow = Network(allow=["b.example.com:22"], deny=["c.example.com"]).spec
+
+    async def first(holder: Holder) -> None:
+        info = holder.make(asked)
+        egress = await holder.networks.for_start(info, with_authority(asked))
+        assert egress is not None
+        assert egress is await holder.networks.for_start(info, asked)  # a rollback, a pause: the same
+        assert egress.spec == asked.network
+        await holder.networks.set_secrets(info.id, {"KEY": "s3cret-value-0123456789"})
+        await holder.networks.set(info.id, narrow)
+        assert await holder.networks.current(info.id) == egress.spec == narrow
+        egress.log.add("x.example.com", "", 443, "deny", reason="no")
+
+    with_holder(tmp_path / "home", first)
+
+    async def second(holder: Holder) -> None:
+        info = holder.store.find("box")
+        assert info.spec.network == asked.network
+        assert await holder.networks.current(info.id) == narrow
+        assert [row.name for row in await holder.networks.log(info.id, 0, 10)] == ["x.example.com"]
+        egress = holder.networks.find(info.id)
+        assert egress is not None
+        assert egress.secrets is not None
+        assert egress.secrets.values() == {}
+
+    with_holder(tmp_path / "home", second)
+    everything = b"".join(each.read_bytes() for each in (tmp_path / "home").rglob("*") if each.is_file())
+    assert b"b.example.com:22" in everything  # the positive control
+    assert b"s3cret-value" not in everything
+
+
+def test_a_fork_has_its_parents_policy_and_values_and_a_log_of_its_own(tmp_path: Path) -> None:
+    asked = with_authority(spec(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])}))
+
+    async def scenario(holder: Holder) -> None:
+        parent = holder.make(asked)
+        await holder.networks.for_start(parent, asked)
+        await holder.networks.set_secrets(parent.id, {"KEY": "v" * 24})
+        await holder.networks.set(parent.id, Network(allow=["b.example.com"]).spec)
+        holder.networks.find(parent.id).log.add("x", "", 1, "deny")  # type: ignore[union-attr]
+        child = holder.make(asked)
+        await holder.networks.inherit(parent.id, child.id)
+        egress = await holder.networks.for_start(child, asked)
+        assert egress is not None
+        assert egress.spec.allow == ("b.example.com",)
+        assert egress.secrets is not None
+        assert egress.secrets.values() == {"KEY": "v" * 24}
+        assert await holder.networks.log(child.id, 0, 10) == []
+        assert json.loads(holder.store.network(child.id) or "")["allow"] == ["b.example.com"]
+        await holder.networks.set(child.id, Network().spec)
+        await holder.networks.set_secrets(child.id, {"KEY": None})
+        assert (await holder.networks.current(parent.id)).allow == ("b.example.com",)
+        assert holder.networks.find(parent.id).secrets.values()  # type: ignore[union-attr]
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_what_is_gone_is_forgotten(tmp_path: Path) -> None:
+    async def scenario(holder: Holder) -> None:
+        info = holder.make(spec())
+        egress = await holder.networks.for_start(info, info.spec)
+        assert egress is not None
+        holder.networks.drop(info.id)
+        holder.networks.drop(info.id)
+        assert holder.networks.find(info.id) is None
+        holder.store.remove(info.id)
+        with pytest.raises(SandboxNotFound):
+            await holder.networks.current(info.id)
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_what_cannot_be_changed_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async def scenario(holder: Holder) -> None:
+        without = holder.make(SandboxSpec.make())
+        assert await holder.networks.for_start(without, without.spec) is None
+        assert await holder.networks.current(without.id) == NetworkSpec()
+        assert await holder.networks.log(without.id, 0, 10) == []
+        with pytest.raises(SpecError, match="without a network"):
+            await holder.networks.set(without.id, Network().spec)
+        with pytest.raises(SpecError, match="without secrets"):
+            await holder.networks.set_secrets(without.id, {"KEY": "x"})
+        plain = holder.make(spec())
+        with pytest.raises(SpecError, match="without secrets"):
+            await holder.networks.set_secrets(plain.id, {"KEY": "x"})
+        with pytest.raises(SpecError, match="taken away"):
+            await holder.networks.set(plain.id, NetworkSpec())
+        for network in (Network(allow=["GET https://a.example.com/x"]), Network(inspect=True)):
+            with pytest.raises(SpecError, match="not made for that"):
+                await holder.networks.set(plain.id, network.spec)
+        with pytest.raises(SpecError):
+            await holder.networks.set(plain.id, replace(Network().spec, allow=("not a rule",)))
+        assert await holder.networks.current(plain.id) == plain.spec.network
+        assert holder.store.network(plain.id) is None
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_answers_are_kept_and_a_budget_acts(tmp_path: Path) -> None:
+    asked = spec(network=Network(ask=True, budget=1000, on_budget="kill"))
+
+    async def scenario(holder: Holder) -> None:
+        info = holder.make(asked)
+        egress = await holder.networks.for_start(info, asked)
+        assert egress is not None
+        questions = holder.networks.asks(info.id)
+        waiting = asyncio.ensure_future(anext(questions))
+        await asyncio.sleep(0)
+        deciding = asyncio.ensure_future(egress.asks.decide("b.example.com", "", 22, "why"))
+        ask = await waiting
+        await holder.networks.answer(info.id, ask.id, "always")
+        assert await deciding == ("always", "")
+        egress.on_policy(replace(egress.spec, allow=("b.example.com:22",)))  # type: ignore[misc]
+        await holder.settle()
+        assert json.loads(holder.store.network(info.id) or "")["allow"] == ["b.example.com:22"]
+        egress.meter.count(1000)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await holder.settle()
+        assert holder.done == [("kill", info.id)]
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_who_listens_hears_of_decisions(tmp_path: Path) -> None:
+    async def scenario(holder: Holder) -> None:
+        info = holder.make(spec())
+        egress = await holder.networks.for_start(info, info.spec)
+        assert egress is not None
+        events = holder.bus.listen(info.id)
+        egress.log.add("x.example.com", "", 443, "deny", reason="no")
+        egress.log.add("y.example.com", "", 443, "fail", reason="gone")
+        egress.log.add("a.example.com", "1.2.3.4", 443, "allow", state="open")
+        egress.fail("a test says so")
+        heard = [await anext(events) for _ in range(3)]
+        assert [event.type for event in heard] == ["network.denied", "network.allowed", "network.failed"]
+        assert heard[0].data["reason"] == "no"
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_an_authority_only_where_tls_is_opened() -> None:
+    assert with_authority(SandboxSpec.make()).authority == ""
+    assert with_authority(spec()).authority == ""
+    opened = with_authority(spec(network=Network(inspect=True)))
+    assert opened.authority
+    assert with_authority(opened).authority == opened.authority
+    assert with_authority(spec(network=Network(allow=["GET https://a.example.com/x/*"]))).authority
+    assert with_authority(spec(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])})).authority
+    assert looks_into(Network(deny=["POST https://a.example.com/x"]).spec)
+    assert not looks_into(Network(allow=["@github"]).spec)
+
+
+def test_variables_are_placeholders_and_never_values(tmp_path: Path) -> None:
+    asked = with_authority(spec(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])}))
+
+    async def scenario(holder: Holder) -> None:
+        info = holder.make(asked)
+        egress = await holder.networks.for_start(info, asked)
+        await holder.networks.set_secrets(info.id, {"KEY": "s3cret-value-0123456789"})
+        found = environment(egress, single_user=False)
+        assert found["KEY"] == asked.secrets[0].placeholder
+        assert "SSL_CERT_FILE" in found
+        assert "s3cret" not in str(found)
+        assert environment(None, single_user=False) == {}
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_a_network_that_the_agent_does_not_serve_is_no_start(tmp_path: Path) -> None:
+    async def scenario(holder: Holder) -> None:
+        info = holder.make(spec())
+        egress = await holder.networks.for_start(info, info.spec)
+        check_served(egress, Fields((Tag.FEATURES, int(Feature.EGRESS))))
+        check_served(None, Fields())
+        for answer in (Fields(), Fields((Tag.FEATURES, 0))):
+            with pytest.raises(StartFailed, match="network could not be set up"):
+                check_served(egress, answer)
+
+    with_holder(tmp_path / "home", scenario)
+
+
+def test_a_link_leads_to_a_sandbox_by_its_name(tmp_path: Path) -> None:
+    async def scenario(holder: Holder) -> None:
+        other = holder.make(SandboxSpec.make("pg"))
+        info = holder.make(spec(links={"db": "pg:5432"}))
+        egress = await holder.networks.for_start(info, info.spec)
+        assert egress is not None
+        assert egress.links == {"db": ("pg", 5432)}
+        with pytest.raises(OSError, match="refused"):
+            await egress.dial_link("pg", 5432)
+        assert holder.done == [("dial", other.id, "5432")]
+        with pytest.raises(SandboxNotFound):
+            await egress.dial_link("nobody", 5432)
+
+    with_holder(tmp_path / "home", scenario)
