@@ -191,8 +191,7 @@ class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
     paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress, import.progress,
     checkpoint.failed, sleep.failed, pool.failed, network.allowed, network.denied, network.failed, network.budget,
-    port.failed, and
-    events.lost for a reader that was too slow."""
+    port.failed, and events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str
