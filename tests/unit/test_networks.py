@@ -64,7 +64,7 @@ class Holder:
     async def kill(self, sandbox_id: str) -> None:
         self.done.append(("kill", sandbox_id))
 
-    async def _dial(self, sandbox_id: str, port: int) -> Any:
+    async def _dial(self, sandbox_id: str, port: int, elsewhere: Any) -> Any:
         self.done.append(("dial", sandbox_id, str(port)))
         raise OSError(errno.ECONNREFUSED, "refused")
 
