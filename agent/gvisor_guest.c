@@ -20,8 +20,7 @@ bool agent_own_kernel;
 
 #define PLACE "/.sloplet"
 
-/* Rights over the network, which only the setup below needs. */
-static int drop_network_rights(void)
+static int drop_raw_sockets(void)
 {
     struct {
         uint32_t version;
@@ -30,7 +29,7 @@ static int drop_network_rights(void)
     struct {
         uint32_t effective, permitted, inheritable;
     } sets[2];
-    uint32_t rest = ~(1u << 12 | 1u << 13); /* CAP_NET_ADMIN, CAP_NET_RAW */
+    uint32_t rest = ~(1u << 13); /* CAP_NET_RAW */
 
     if (syscall(SYS_capget, &header, sets) < 0)
         return -1;
@@ -45,8 +44,8 @@ static int make_egress(void)
 
     if (port < 0 || net_redirect_gvisor(port) < 0)
         return -1;
-    net_failed = "giving up rights";
-    return drop_network_rights() < 0 || seccomp_no_ping() < 0 ? -1 : 0;
+    net_failed = "giving up raw sockets";
+    return drop_raw_sockets() < 0 || seccomp_no_ping() < 0 ? -1 : 0;
 }
 
 int gvisor_guest_main(int argc, char **argv)

@@ -74,6 +74,7 @@ enum {
     STEP_CHDIR = 81,    /* text path */
     STEP_WRAP = 82,     /* u64 attributes, text path: the root so far goes there, within a new and empty one */
     STEP_EGRESS = 83,   /* what leaves is brought to the agent (net.h); after LOOPBACK */
+    STEP_ADDRESSES = 84, /* every address is lo's, for gVisor to copy; after LOOPBACK */
 };
 
 /* a rootfs that belongs to somebody else may not let us write there */

@@ -35,8 +35,17 @@ int net_listen(void);
  * Needs CAP_NET_ADMIN over the network namespace, and `lo` up. 0, or -1 and errno; net_failed names what was refused. */
 int net_redirect_linux(int port);
 
-/* The same in gVisor: addresses on `lo`, and iptables' IPT_SO_SET_REPLACE. Needs CAP_NET_ADMIN and CAP_NET_RAW. */
+/* The same in gVisor, where `lo` has net_addresses(): iptables' IPT_SO_SET_REPLACE. The first time it needs CAP_NET_RAW. */
 int net_redirect_gvisor(int port);
+
+/* Every address as one of `lo`, for runsc to copy: in the network namespace that runsc is in. */
+int net_addresses(void);
+
+/* After a restore, before anything goes on: gVisor has forgotten its rules. They are put back, and connections from before are
+ * reset, for the programs that made them too. What else is kept of those finds its descriptor to be /dev/null. Does nothing
+ * elsewhere. If it fails agent_egress_fd is -1 from then on. */
+void net_restored(void);
+void net_gvisor_went(int fd, uint32_t address, uint16_t port); /* for that: net_destination tells it */
 
 /* Of the last failure: which part could not be made, for people. */
 extern const char *net_failed;

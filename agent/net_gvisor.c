@@ -1,20 +1,24 @@
 /* The redirect in gVisor's netstack: see net.h, and docs/adr/0050-redirect.md.
  *
- * Two addresses on `lo`, 1.0.0.1/1 and 129.0.0.1/1, make every address one that comes back in by it. The chain OUTPUT of
- * iptables' table nat then sends
+ * Two addresses on `lo`, 1.0.0.1/1 and 129.0.0.1/1, make every address one that comes back in by it. They are those of `lo` in
+ * the network namespace outside, which runsc copies when it starts and when it restores. The chain OUTPUT of iptables' table nat
+ * then sends
  *   udp to port 53 of any address               to port 53 of 127.0.0.1
  *   udp to other than 127.0.0.0/8               to a port of 127.0.0.1 where nobody is: who is connected gets ECONNREFUSED
  *   tcp to other than 127.0.0.0/8               to the egress socket, whose SO_ORIGINAL_DST says where it went
- * All of it by IPT_SO_SET_REPLACE, the one way that gVisor has. */
+ * All of it by IPT_SO_SET_REPLACE, the one way that gVisor has. Rules, and what they did to open connections, are not saved. */
 #define _GNU_SOURCE
 #include "net.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "gvisor_guest.h"
 #include "netlink.h"
 
 /* rtnetlink */
@@ -31,6 +35,7 @@ enum { HOOKS = 5, PREROUTING = 0, INPUT = 1, OUTPUT = 3, POSTROUTING = 4 };
 #define NAT_HOOKS (1u << PREROUTING | 1u << INPUT | 1u << OUTPUT | 1u << POSTROUTING)
 #define NOT_DESTINATION 0x10
 #define ACCEPT (-2)         /* -NF_ACCEPT - 1 */
+#define RANGE_HAS_ADDRESSES 1
 #define RANGE_HAS_PORTS 2
 
 struct replace {
@@ -67,23 +72,34 @@ struct last {
     char name[30], pad[2];
 };
 
-struct redirect {
+struct translation { /* REDIRECT and SNAT */
     struct extension head;
     uint32_t ranges, flags, from, to;
     uint16_t first, last;
     uint32_t pad;
 };
 
-struct ports {
+struct ports { /* of udp, and of tcp without its flags */
     struct extension head;
     uint16_t source[2], destination[2];
-    uint8_t inverse, pad[7];
+    uint8_t none[8];
 };
 
+/* gVisor takes 8 KiB at most of any option. */
 struct table {
     struct replace head;
-    uint8_t entries[1536] __attribute__((aligned(8)));
+    uint8_t entries[8192 - sizeof(struct replace)] __attribute__((aligned(8)));
 };
+
+#define STALE_AT_ONCE 24 /* rules that fit, with what else is in a table */
+
+/* Where each accepted connection went, by its descriptor. */
+#define MOST_FDS 4096
+static struct {
+    uint32_t address;
+    uint16_t port;
+} went[MOST_FDS];
+static int egress_port;
 
 static void *more(struct table *t, size_t size)
 {
@@ -124,7 +140,7 @@ static void not_loopback(struct entry *e)
 
 static void send_to(struct table *t, int port)
 {
-    struct redirect *r = (struct redirect *)extend(t, "REDIRECT", sizeof *r);
+    struct translation *r = (struct translation *)extend(t, "REDIRECT", sizeof *r);
 
     r->ranges = 1;
     r->flags = RANGE_HAS_PORTS;
@@ -135,7 +151,7 @@ static void redirect_names(struct table *t)
 {
     struct ports *p;
 
-    open_entry(t, IPPROTO_UDP, sizeof *p, sizeof(struct redirect));
+    open_entry(t, IPPROTO_UDP, sizeof *p, sizeof(struct translation));
     p = (struct ports *)extend(t, "udp", sizeof *p);
     p->source[1] = 0xFFFF;
     p->destination[0] = p->destination[1] = 53;
@@ -144,7 +160,7 @@ static void redirect_names(struct table *t)
 
 static void redirect_all(struct table *t, unsigned protocol, int port)
 {
-    not_loopback(open_entry(t, protocol, 0, sizeof(struct redirect)));
+    not_loopback(open_entry(t, protocol, 0, sizeof(struct translation)));
     send_to(t, port);
 }
 
@@ -162,38 +178,125 @@ static void accept_all(struct table *t, int hook)
     accept_rest(t, hook);
 }
 
-static void end_table(struct table *t)
+static void begin_table(struct table *t)
+{
+    memset(t, 0, sizeof *t);
+    strcpy(t->head.name, "nat");
+    t->head.valid = NAT_HOOKS;
+    accept_all(t, PREROUTING);
+    accept_all(t, INPUT);
+    t->head.entry[OUTPUT] = t->head.size;
+}
+
+/* gVisor asks for a right when this socket is made, and never again: it is kept, the right is not. */
+static int raw_fd = -1;
+
+static int install(struct table *t)
 {
     open_entry(t, 0, 0, sizeof(struct last));
     strcpy(((struct last *)extend(t, "ERROR", sizeof(struct last)))->name, "ERROR");
+    if (raw_fd < 0 && (raw_fd = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_RAW)) < 0)
+        return -1;
+    return setsockopt(raw_fd, IPPROTO_IP, SET_REPLACE, t, (socklen_t)(sizeof t->head + t->head.size));
 }
 
-static int add_rules(int port)
+int net_redirect_gvisor(int port)
 {
-    static struct table t = {.head = {.name = "nat", .valid = NAT_HOOKS}};
-    int fd, result, error;
+    static struct table t;
 
-    accept_all(&t, PREROUTING);
-    accept_all(&t, INPUT);
-    t.head.entry[OUTPUT] = t.head.size;
+    egress_port = port;
+    net_failed = "iptables";
+    begin_table(&t);
     redirect_names(&t);
     redirect_all(&t, IPPROTO_UDP, port); /* there is no UDP socket on it */
     redirect_all(&t, IPPROTO_TCP, port);
     accept_rest(&t, OUTPUT);
     accept_all(&t, POSTROUTING);
-    end_table(&t);
-    net_failed = "iptables";
-    fd = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_RAW);
-    if (fd < 0)
-        return -1;
-    result = setsockopt(fd, IPPROTO_IP, SET_REPLACE, &t, (socklen_t)(sizeof t.head + t.head.size));
-    error = errno;
-    close(fd);
-    errno = error;
-    return result;
+    return install(&t);
 }
 
-static int add_addresses(void)
+void net_gvisor_went(int fd, uint32_t address, uint16_t port)
+{
+    if (fd < 0 || fd >= MOST_FDS)
+        return;
+    went[fd].address = address;
+    went[fd].port = port;
+}
+
+/* Of an accepted connection: who made it. */
+static bool is_stale(int fd, struct sockaddr_in *peer)
+{
+    struct sockaddr_in own;
+    socklen_t size = sizeof own, peer_size = sizeof *peer;
+
+    return went[fd].port && getsockname(fd, (struct sockaddr *)&own, &size) == 0 && size == sizeof own &&
+           own.sin_family == AF_INET && own.sin_port == htons((uint16_t)egress_port) &&
+           getpeername(fd, (struct sockaddr *)peer, &peer_size) == 0 && peer_size == sizeof *peer;
+}
+
+/* What the agent sends to peer seems to come from where its program had connected to. */
+static void seem_to_come(struct table *t, int fd, const struct sockaddr_in *peer)
+{
+    struct entry *e = open_entry(t, IPPROTO_TCP, sizeof(struct ports), sizeof(struct translation));
+    struct translation *snat;
+    struct ports *p;
+
+    e->destination = peer->sin_addr.s_addr;
+    e->destination_mask = 0xFFFFFFFFu;
+    p = (struct ports *)extend(t, "tcp", sizeof *p);
+    p->source[0] = p->source[1] = (uint16_t)egress_port;
+    p->destination[0] = p->destination[1] = ntohs(peer->sin_port);
+    snat = (struct translation *)extend(t, "SNAT", sizeof *snat);
+    snat->ranges = 1;
+    snat->flags = RANGE_HAS_ADDRESSES | RANGE_HAS_PORTS;
+    snat->from = snat->to = htonl(went[fd].address);
+    snat->first = snat->last = htons(went[fd].port);
+}
+
+/* Resets some of the connections from before; how many. Whoever owns a descriptor finds /dev/null in its place. */
+static int reset_some(int nowhere)
+{
+    static struct table t;
+    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
+    int stale[STALE_AT_ONCE], count = 0;
+
+    begin_table(&t);
+    accept_rest(&t, OUTPUT);
+    t.head.entry[POSTROUTING] = t.head.size;
+    for (int fd = 3; fd < MOST_FDS && count < STALE_AT_ONCE; fd++) {
+        struct sockaddr_in peer;
+        if (!is_stale(fd, &peer))
+            continue;
+        seem_to_come(&t, fd, &peer);
+        stale[count++] = fd;
+    }
+    accept_rest(&t, POSTROUTING);
+    if (!count || install(&t) < 0)
+        return 0;
+    for (int i = 0; i < count; i++) {
+        went[stale[i]].port = 0;
+        setsockopt(stale[i], SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+        dup3(nowhere, stale[i], O_CLOEXEC);
+    }
+    return count;
+}
+
+void net_restored(void)
+{
+    int nowhere;
+
+    if (!agent_own_kernel || agent_egress_fd < 0)
+        return;
+    nowhere = open("/dev/null", O_RDWR | O_CLOEXEC | O_NOCTTY);
+    while (nowhere >= 0 && reset_some(nowhere) == STALE_AT_ONCE)
+        ;
+    if (nowhere >= 0)
+        close(nowhere);
+    if (net_redirect_gvisor(egress_port) < 0)
+        agent_egress_fd = -1; /* and the host is told that nothing is served */
+}
+
+int net_addresses(void)
 {
     static const uint32_t addresses[] = {0x01000001, 0x81000001};
     struct address half = {AF_INET, 1, 0, 0, LO};
@@ -210,10 +313,4 @@ static int add_addresses(void)
             return -1;
     }
     return 0;
-}
-
-int net_redirect_gvisor(int port)
-{
-    /* the rules first: there is no moment in which something could be sent to where nobody is */
-    return add_rules(port) < 0 || add_addresses() < 0 ? -1 : 0;
 }

@@ -58,7 +58,11 @@ int net_destination(int fd, uint32_t *address, uint16_t *port)
         return -1;
     *address = ntohl(to.sin_addr.s_addr);
     *port = ntohs(to.sin_port);
-    return *address >> 24 == IN_LOOPBACKNET ? -1 : 0;
+    if (*address >> 24 == IN_LOOPBACKNET)
+        return -1;
+    if (agent_own_kernel)
+        net_gvisor_went(fd, *address, *port);
+    return 0;
 }
 
 ssize_t net_dns_receive(void *question, size_t size, struct net_asker *asker)

@@ -124,6 +124,9 @@ static void run(struct launch *launch, struct step *step) {
     case STEP_PIVOT: pivot(launch); break;
     case STEP_LOOPBACK: loopback(); break;
     case STEP_EGRESS: egress(); break;
+    case STEP_ADDRESSES:
+        if (net_addresses() < 0) fail("egress", net_failed, errno, "");
+        break;
     case STEP_WRITE: {
         const char *path = arg_text(args).bytes;
         write_existing(launch->root, path, arg_text(args));

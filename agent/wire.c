@@ -11,6 +11,7 @@
 
 #include "intake.h"
 #include "loop.h"
+#include "net.h"
 
 static struct source out_source = {.fd = -1};
 struct outq wire_out;
@@ -156,8 +157,10 @@ const char *wire_take(const struct frame *f)
         return "the first frame was not HELLO";
     switch (f->type) {
     case FRAME_HELLO:
-        if (greeted)
+        if (greeted) {
+            net_restored();
             wire_forget();
+        }
         greeted = true;
         if (hello_handle(f->payload, f->length, &why))
             return why;

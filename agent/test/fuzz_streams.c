@@ -35,6 +35,7 @@ int intake_init(int fd) { (void)fd; return 0; }
 bool intake_stalled(void) { return false; }
 void intake_go_on(void) {}
 void intake_trim(void) {}
+void net_restored(void) {}
 
 int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
 {

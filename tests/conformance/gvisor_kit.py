@@ -1,10 +1,11 @@
-"""Sandboxes of the gvisor engine as the engine gives them, without a runtime: started, asked over the wire, saved."""
+"""Sandboxes of an engine (gvisor, if none is named) as the engine gives them, without a runtime: started, asked over
+the wire, saved."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,14 @@ from sloplet.state.home import Home, new_id
 from sloplet.wire.fields import Fields
 from sloplet.wire.mux import HostMux
 from sloplet.wire.schema import Op, Tag
+from sloplet.wire.streams import AgentStream
 
 #: The ids of all that were ever begun.
 made: list[str] = []
 
 
-def engine() -> Engine:
-    return registry.load("gvisor")
+def engine(name: str = "gvisor") -> Engine:
+    return registry.load(name)
 
 
 @dataclass
@@ -65,8 +67,15 @@ class Held:
 
 
 @asynccontextmanager
-async def started(folder: Path | None = None, spec: SandboxSpec | None = None) -> AsyncIterator[Held]:
-    """A fresh sandbox, or what was saved in ``folder``; gone with all it held at the end."""
+async def started(
+    folder: Path | None = None,
+    spec: SandboxSpec | None = None,
+    *,
+    name: str = "gvisor",
+    accept: Callable[[AgentStream], None] | None = None,
+) -> AsyncIterator[Held]:
+    """A fresh sandbox, or what was saved in ``folder``; gone with all it held at the end. ``accept`` gets what its
+    agent asks of the host."""
     sandbox_id = new_id()
     made.append(sandbox_id)
     place = Home().open().sandboxes / "tests" / sandbox_id
@@ -74,8 +83,8 @@ async def started(folder: Path | None = None, spec: SandboxSpec | None = None) -
     restore = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         request = StartRequest(sandbox_id, spec or SandboxSpec(), ResolvedImage("host"), place, restore)
-        instance = await engine().start(request)
-        mux = HostMux(instance.read_fd, instance.write_fd)
+        instance = await engine(name).start(request)
+        mux = HostMux(instance.read_fd, instance.write_fd, accept=accept)
         try:
             mux.hello(hello_fields(instance, "test"))
             await first_answer(instance, mux, 60)

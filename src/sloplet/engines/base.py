@@ -212,7 +212,7 @@ class Engine(Protocol):
 
 def wants_egress(spec: SandboxSpec) -> bool:
     """Whether a way out was asked for, even one that nothing may take yet."""
-    return getattr(spec.network, "mode", spec.network) != "none"
+    return spec.network.mode != "none"
 
 
 def cannot_save(engine: str) -> UnsupportedOperation:

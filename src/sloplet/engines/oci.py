@@ -14,8 +14,8 @@ _CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
     "CAP_SYS_ADMIN",
 )  # fmt: skip
-#: And until it has brought what leaves to itself: rights over gVisor's own network, which reaches nowhere.
-_EGRESS = ("CAP_NET_ADMIN", "CAP_NET_RAW")
+#: And until it has brought what leaves to itself: gVisor's own network reaches nowhere.
+_EGRESS = ("CAP_NET_RAW",)
 
 
 def config(*, open_files: int, shared_memory: int, pids: int, agents_own: int, egress: bool = False) -> dict[str, Any]:
@@ -41,8 +41,13 @@ def config(*, open_files: int, shared_memory: int, pids: int, agents_own: int, e
             {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["nosuid", "noexec"]},
             _tmpfs("/dev/shm", "mode=1777", f"size={shared_memory}", "nosuid", "nodev"),
         ],
-        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
+        "linux": {"namespaces": [_network(egress), *({"type": name} for name in ("pid", "ipc", "uts", "mount"))]},
     }
+
+
+def _network(egress: bool) -> dict[str, str]:
+    """A new one, or the jail's, whose `lo` has the addresses to copy."""
+    return {"type": "network", **({"path": "/proc/self/ns/net"} if egress else {})}
 
 
 def _tmpfs(path: str, *options: str) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Do(IntEnum):
     CHDIR = 81
     WRAP = 82
     EGRESS = 83
+    ADDRESSES = 84
 
 
 class PlanFlag(IntFlag):

@@ -23,8 +23,8 @@ _SHELL_FOLDERS = ("bundle", "filestore", "proc", "run/runsc", "tmp")
 #: DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN,
 #: SETFCAP (to map root).
 _RUNSC_CAPS = 0x1FF | 1 << 18 | 1 << 19 | 1 << 21 | 1 << 31
-#: And to hand on what the agent needs for the way out: NET_ADMIN, NET_RAW. There is no device to use them on.
-_EGRESS_CAPS = 1 << 12 | 1 << 13
+#: And to hand on what the agent needs for the way out: NET_RAW. There is no device to use it on.
+_EGRESS_CAPS = 1 << 13
 
 
 def id_maps(machine: Machine, id_range: int) -> list[Step]:
@@ -85,12 +85,19 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
         step(Do.WRAP, Attr.RDONLY | jail.QUIET, inside(verbs.IMAGE)),
         *(step(Do.MKDIR, 0o755, folder) for folder in _SHELL_FOLDERS),
         step(Do.FS, jail.INERT, "proc", "", "proc"),
+        *(_egress_steps() if request.egress else ()),
         step(Do.FS, Attr.NOSUID | Attr.NOEXEC, "tmpfs", "mode=755,size=64k,nr_inodes=64", "dev"),
         *devices,
         step(Do.MOUNT, _PROGRAM_SLOT, inside(verbs.PROGRAM)),
         step(Do.FILE, 0o644, inside(verbs.BUNDLE) + "/config.json", oci.encode(shell)),
         step(Do.PIVOT),
     ]
+
+
+def _egress_steps() -> list[Step]:
+    """What runsc copies the addresses of. It takes one sysctl for a sign of the host's own network namespace, which newer
+    kernels have in every one."""
+    return [step(Do.LOOPBACK), step(Do.ADDRESSES), step(Do.MASK, "proc/sys/net")]
 
 
 def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:

@@ -14,11 +14,12 @@ _FIRST_FD = 10
 
 
 def _common(egress: bool) -> list[str]:
-    """``egress``: the agent may bring what leaves to itself, which takes a raw socket. All verbs of a sandbox get the
-    same."""
+    """``egress``: gVisor's `lo` has the addresses of the jail's, and the agent may bring what leaves to itself, which
+    takes a raw socket. All verbs of a sandbox get the same."""
+    network = ["--network=sandbox", "--net-raw"] if egress else ["--network=none"]
     return [
-        PROGRAM, f"--root={STATE}", f"--log={LOG}", "--log-format=text", "--network=none", "--ignore-cgroups",
-        f"--platform={PLATFORM}", f"--overlay2=root:dir={FILESTORE}", *(["--net-raw"] if egress else []),
+        PROGRAM, f"--root={STATE}", f"--log={LOG}", "--log-format=text", *network, "--ignore-cgroups",
+        f"--platform={PLATFORM}", f"--overlay2=root:dir={FILESTORE}",
     ]  # fmt: skip
 
 
