@@ -35,6 +35,9 @@ class AsyncHistory:
         """An object for a sandbox that is already there."""
         raise NotImplementedError
 
+    def _inherit(self, parent: Self) -> None:
+        """It is a fork of that one."""
+
     async def pause(self) -> SandboxInfo:
         """Write memory and disk to SLOPLET_HOME and free everything else. It wakes when it is used, or by ``resume()``,
         also days later and from another process. Needs an engine that can save processes (gvisor)."""
@@ -103,7 +106,10 @@ class AsyncHistory:
         controller, sandbox_id = await self._holder()
         ref = None if snapshot is None else await _id(controller, sandbox_id, snapshot)
         infos = await controller.fork(sandbox_id, count, names=names, snapshot=ref)
-        return [self._adopt(controller, info) for info in infos]
+        children = [self._adopt(controller, info) for info in infos]
+        for child in children:
+            child._inherit(self)
+        return children
 
     async def diff(self, against: str | Snapshot | None = None, *, text: bool = True) -> Diff:
         """Files added, changed and removed since its image, or since one of its snapshots; with unified diffs

@@ -128,6 +128,11 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         self._spec = info.spec
         return self
 
+    def _inherit(self, parent: Self) -> None:
+        self._ask = parent._ask
+        if self._ask is not None and self._controller is not None:
+            self._asker.listen(self._controller, self.id, self._ask)
+
     def _learn(self, info: SandboxInfo) -> None:
         self._info = info
 

@@ -38,6 +38,16 @@ def templates(incomplete: str) -> list[str]:
     return [item.name for item in known if item.name is not None and item.name.startswith(incomplete)]
 
 
+def secrets(sandbox: str | None, incomplete: str) -> list[str]:
+    """The names of a sandbox's secrets."""
+    try:
+        store = _store()
+        known = store.find(sandbox).spec.secrets if store is not None and sandbox else ()
+    except Exception:
+        return []
+    return [item.name for item in known if item.name.startswith(incomplete)]
+
+
 def _store() -> Store | None:
     from ..state.home import Home
     from ..state.store import Store

@@ -13,7 +13,7 @@ from .options import Verb, json_option, name_argument
 from .output import age, plain, print_json, size, span
 
 if TYPE_CHECKING:
-    from ..controller import SandboxInfo
+    from ..controller import Port, SandboxInfo
 
 
 @click.command("info", cls=Verb, examples="sloplet info dev\nsloplet inspect dev --json")
@@ -36,6 +36,7 @@ async def _collect(name: str) -> dict[str, Any]:
     known = await box.info()
     document: dict[str, Any] = {**known.to_dict(), "metrics": None, "guarantees": None}
     document["saved_bytes"], document["head_name"] = await _states(known)
+    document["ports"] = [port.to_dict() for port in await _ports(known)]
     document["keeper_pid"] = await _keeper_pid() if known.holder == "keeper" else None
     if known.state == "running":
         try:
@@ -44,6 +45,12 @@ async def _collect(name: str) -> dict[str, Any]:
         except SlopletError as error:  # it died under our eyes: what is known is still worth showing
             document["reason"] = document["reason"] or str(error)
     return document
+
+
+async def _ports(known: SandboxInfo) -> list[Port]:
+    from ..keeper.client import keeper_controller
+
+    return await (await keeper_controller()).ports(known.id) if known.holder == "keeper" else []
 
 
 async def _keeper_pid() -> int | None:
@@ -84,6 +91,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if document["expires_at"] is not None:
         lines.append(("expires in", span(document["expires_at"] - time.time())))
+    lines += [("port", f"{port['inside']} at {port['url']}") for port in document["ports"]]
     lines += _saved_lines(document)
     if metrics:
         lines += [

@@ -12,7 +12,7 @@ import click
 from ..errors import SpecError
 from .groups import VerbGroup
 from .netlearn import learn
-from .netoptions import limits_options, policy, rule_options
+from .netoptions import limits_options, policy, rule_options, rule_words
 from .options import Verb, json_option, name_argument
 from .output import note, plain, print_json, print_table, size
 
@@ -172,7 +172,7 @@ def set_(name: str, as_json: bool, **options: Any) -> None:
 
 @net.command("allow", cls=Verb, examples="sloplet net allow dev api.github.com\nsloplet net allow dev @github")
 @name_argument()
-@click.argument("rules", nargs=-1, required=True, metavar="RULE...")
+@click.argument("rules", nargs=-1, required=True, metavar="RULE...", shell_complete=rule_words)
 @json_option
 def allow(name: str, rules: tuple[str, ...], as_json: bool) -> None:
     """Allow more, at once."""
@@ -181,7 +181,7 @@ def allow(name: str, rules: tuple[str, ...], as_json: bool) -> None:
 
 @net.command("deny", cls=Verb, examples="sloplet net deny dev api.github.com\nsloplet net deny dev 10.0.0.0/8:*")
 @name_argument()
-@click.argument("rules", nargs=-1, required=True, metavar="RULE...")
+@click.argument("rules", nargs=-1, required=True, metavar="RULE...", shell_complete=rule_words)
 @json_option
 def deny(name: str, rules: tuple[str, ...], as_json: bool) -> None:
     """Deny something, at once; open connections there are cut."""
@@ -271,10 +271,7 @@ def _presets(name: str | None) -> dict[str, Any]:
 
 
 def preset_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from ..network.presets import PACKAGE_INDEXES
-    from ..network.presets import presets as known
-
-    return [each for each in (*known(), PACKAGE_INDEXES) if each.startswith(incomplete)]
+    return [word[1:] for word in rule_words(ctx, param, "@" + incomplete)]
 
 
 net.add_command(learn)

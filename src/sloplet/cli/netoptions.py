@@ -36,8 +36,20 @@ secret_option = click.option(
 )  # fmt: skip
 
 rule_options = stacked(
-    click.option("--allow", multiple=True, metavar="RULE", help="A host it may reach; @github and the like are sets."),
-    click.option("--deny", multiple=True, metavar="RULE", help="A host it may not reach, whatever is allowed."),
+    click.option(
+        "--allow",
+        multiple=True,
+        metavar="RULE",
+        shell_complete=lambda *args: rule_words(*args),
+        help="A host it may reach; @github and the like are sets.",
+    ),
+    click.option(
+        "--deny",
+        multiple=True,
+        metavar="RULE",
+        shell_complete=lambda *args: rule_words(*args),
+        help="A host it may not reach, whatever is allowed.",
+    ),
 )
 
 network_options = stacked(
@@ -48,6 +60,14 @@ network_options = stacked(
     secret_option,
     reach_options,
 )
+
+
+def rule_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion: what is known of rules are the presets."""
+    from ..network.presets import PACKAGE_INDEXES, presets
+
+    return [f"@{name}" for name in (*presets(), PACKAGE_INDEXES) if f"@{name}".startswith(incomplete)]
+
 
 #: Their names, as click calls them.
 NETWORK_KEYS = ("network", "allow", "deny", "ask", "inspect", "passthrough", "max_connections", "bandwidth", "budget",

@@ -40,7 +40,7 @@ def secret() -> None:
     """,
 )
 @name_argument()
-@click.argument("secret", metavar="SECRET")
+@click.argument("secret", metavar="SECRET", shell_complete=lambda *args: secret_names(*args))
 @click.option("--env", metavar="VARIABLE", help="The value of your variable.")
 @click.option("--command", metavar="TEXT", help="What this command (of /bin/sh) prints.")
 @click.option("--file", metavar="FILE", help="What is in this file; - is stdin.")
@@ -60,7 +60,7 @@ def set_(name: str, secret: str, env: str | None, command: str | None, file: str
 
 @secret.command("rm", cls=Verb, examples="sloplet secret rm dev GITHUB_TOKEN")
 @name_argument()
-@click.argument("secret", metavar="SECRET")
+@click.argument("secret", metavar="SECRET", shell_complete=lambda *args: secret_names(*args))
 @json_option
 def rm(name: str, secret: str, as_json: bool) -> None:
     """Forget a value, at once: requests that need it are refused."""
@@ -107,3 +107,10 @@ async def _list(name: str) -> list[dict[str, Any]]:
 
     info = await (await keeper_controller()).find(name)
     return [item.to_dict() for item in info.spec.secrets]
+
+
+def secret_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion: those of the sandbox that was named before."""
+    from .completing import secrets
+
+    return secrets(ctx.params.get("name"), incomplete)

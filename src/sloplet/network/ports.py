@@ -172,6 +172,7 @@ class Ports:
         self.opener = opener
         self.is_awake = is_awake
         self._listeners: dict[str, _list[Listener]] = {}
+        self._dialled: set[Tie] = set()
 
     def expose(
         self, sandbox_id: str, port: int, host_port: int = 0, address: str = "127.0.0.1", *, accept: bool = True
@@ -251,6 +252,8 @@ class Ports:
             for listener in listeners:
                 listener.forget()
         self._listeners.clear()
+        for tie in self._dialled:
+            tie.forget()
 
     async def dial(self, sandbox_id: str, port: int, opener: Opener | None = None) -> socket.socket:
         """A socket whose other end is a port inside: for links between sandboxes. ``opener``: who holds that one, if
@@ -262,7 +265,9 @@ class Ports:
             stream.reset()
             raise PortUnavailable(f"no connection can be made: {error.strerror}") from error
         theirs.setblocking(False)
-        Tie(stream, ours, lambda tie: None).start()
+        tie = Tie(stream, ours, self._dialled.discard)
+        self._dialled.add(tie)
+        tie.start()
         return theirs
 
 
