@@ -45,6 +45,7 @@ ENDED_BY = (
     "hello-twice", "huge-length", "over-limit", "unknown-type", "hosts-type", "reserved", "bad-channel",
     "request-channel", "empty-data", "foreign-stream", "even-stream", "stream-zero", "cut-fields",
     "unknown-tag", "random-fields", "two-replies", "close-twice", "data-after-end", "much-credit", "hang-up",
+    "open-again", "open-flood", "reset-unopened", "reply-own", "data-unopened",
 )  # fmt: skip
 SLOW = ("endless-frame", "silence")
 FLOODS = ("ping-flood", "pong-flood", "end-flood", "tiny-flood", "credit-flood", "data-flood")

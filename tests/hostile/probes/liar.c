@@ -139,6 +139,22 @@ int main(int argc, char **argv) {
     if (MODE("ping-flood")) flood(PING, 0, big, 64, 0);
     if (MODE("pong-flood")) flood(PONG, 0, big, 64, 0);
     if (MODE("end-flood")) flood(END, stream, NULL, 0, 1);
+    static const char connect[] = "\x01\0\x08\0\0\0\x32\0\0\0\0\0\0\0"; /* OP 50 */
+    if (MODE("open-again")) {
+        frame(OPEN, 0, 4, connect, 14);
+        frame(OPEN, 0, 2, connect, 14);
+    }
+    if (MODE("open-flood")) /* and the answers are not read */
+        for (uint32_t own = 2;; own += 2) frame(OPEN, 0, own, connect, 14);
+    if (MODE("reset-unopened")) frame(RESET, 0, 2, NULL, 0);
+    if (MODE("reply-own")) {
+        frame(OPEN, 0, 2, connect, 14);
+        frame(REPLY, 0, 2, NULL, 0);
+    }
+    if (MODE("data-unopened")) {
+        frame(OPEN, 0, 2, connect, 14);
+        frame(DATA, 0, 4, big, 1);
+    }
     if (MODE("endless-frame")) {
         header(head, 65536, DATA, 1, stream);
         put(head, 12);
