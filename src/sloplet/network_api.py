@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -197,8 +199,7 @@ async def _put_questions(controller: Controller, sandbox_id: str, source: AsyncI
 
 async def _answered(controller: Controller, sandbox_id: str, question: Ask, ask: AskFunction) -> None:
     try:
-        # A plain function may block (it asks a person): never on the loop.
-        outcome: Any = ask(question) if inspect.iscoroutinefunction(ask) else await asyncio.to_thread(ask, question)
+        outcome: Any = ask(question) if inspect.iscoroutinefunction(ask) else await _in_a_thread(ask, question)
         if inspect.isawaitable(outcome):
             outcome = await outcome
         verdict = verdict_of(outcome)
@@ -211,6 +212,33 @@ async def _answered(controller: Controller, sandbox_id: str, question: Ask, ask:
         await controller.answer(sandbox_id, question.id, verdict)
     except SlopletError:
         pass  # nobody waits for it any more
+
+
+async def _in_a_thread(ask: AskFunction, question: Ask) -> Any:
+    """A plain function may wait for a person: not on the loop, not in a thread that others wait for, and not keeping the
+    process from ending."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Any] = loop.create_future()
+
+    def settle(outcome: Any, error: BaseException | None) -> None:
+        if answered.done():
+            return
+        if error is None:
+            answered.set_result(outcome)
+        else:
+            answered.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def work() -> None:
+        outcome, error = None, None
+        try:
+            outcome = ask(question)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome, error)
+
+    threading.Thread(target=work, name="sloplet-ask", daemon=True).start()
+    return await answered
 
 
 class AsyncPorts:
