@@ -289,8 +289,10 @@ class Connection:
             self._end(code or (errno.ECONNRESET if error else 0), **self._refusal)
 
     def refuse(self, reason: str) -> None:
-        """Who looks into it has refused it; the program was told, if it could be."""
+        """Who looks into it has refused it. Said before the program is told, who may end on that: its result has it."""
         self._refusal = {"verdict": "deny", "reason": reason}
+        if self._row is not None:
+            self._row = self._egress.log.change(self._row, **self._refusal)
 
     def saw(self, protocol: str, request: str = "") -> None:
         """What it turned out to be."""

@@ -119,11 +119,12 @@ class NetworkLog:
         return row
 
     def _put(self, row: Decision) -> None:
+        known = self._rows.get(row.connection)
         self._rows[row.connection] = row
         self._rows.move_to_end(row.connection)
         if len(self._rows) > KEPT:
             self._rows.popitem(last=False)
-        if row.verdict in ("deny", "cut"):
+        if row.verdict in ("deny", "cut") and (known is None or known.verdict != row.verdict):
             self._denials += 1
             self._denied.append((self._denials, row.reason))
         if row.state == "done" and self._path is not None:
