@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,16 +170,16 @@ def decisions(box: Sandbox, **wanted: Any) -> list[Any]:
     return [line for line in lines if all(getattr(line, key) == value for key, value in wanted.items())]
 
 
-def files_with(top: Path, wanted: bytes) -> list[str]:
-    """The files below a folder that hold some bytes."""
-    found = []
+def files_with(top: Path, *wanted: bytes) -> list[list[str]]:
+    """For each of some texts: the files below a folder that hold it."""
+    found: list[list[str]] = [[] for _ in wanted]
     for folder, _, names in os.walk(top):
-        for name in names:
-            path = Path(folder, name)
-            if path.is_file() and not path.is_symlink():
-                try:
-                    if wanted in path.read_bytes():
-                        found.append(str(path))
-                except OSError:
-                    continue
+        for each in names:
+            path = Path(folder, each)
+            with suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    data = path.read_bytes()
+                    for paths, text in zip(found, wanted, strict=True):
+                        if text in data:
+                            paths.append(str(path))
     return found

