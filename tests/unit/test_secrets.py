@@ -10,7 +10,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from inspect_helpers import NAME, PLACE, VALUE, Spec
 
@@ -216,6 +216,7 @@ _NEEDLES = st.dictionaries(
 )
 
 
+@example({b"a": b"", b"bb": b"", b"baa": b""}, b"bba", [], False)
 @given(_NEEDLES, st.text("abc", max_size=30).map(str.encode), st.lists(st.integers(0, 30), max_size=5), st.booleans())
 def test_replacing_is_the_same_for_any_split(
     pairs: dict[bytes, bytes], data: bytes, cuts: list[int], same: bool

@@ -40,8 +40,8 @@ class Replacer:
                     break
                 done += (data[at : match.start()], self._pairs[match[0]])
                 at = match.end()
-            if at > start:
-                start = len(data) - _held(data[at:], self._pairs)
+                if at > start:  # what could have begun before the end of this one has not
+                    start = len(data) - _held(data[at:], self._pairs)
         self._held = data[start:]
         if not done and start == len(data):
             return data
