@@ -91,7 +91,9 @@ class Portal:
             while (item := self.call(step())) is not end:
                 yield item
         finally:
-            if not self.loop.is_closed():
+            if threading.current_thread() is self.thread:  # the garbage collector came by there: nobody waits for it
+                asyncio.run_coroutine_threadsafe(close(), self.loop)
+            elif not self.loop.is_closed():
                 self.call(close())
 
     def stop(self) -> None:

@@ -144,3 +144,24 @@ def test_stopping_twice() -> None:
     own.stop()
     own.stop()
     assert not own.thread.is_alive()
+
+
+def test_an_iterator_that_is_collected_on_the_loop() -> None:
+    """Whichever thread the garbage collector runs in, what it was reading is closed."""
+    closed = threading.Event()
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for number in range(100):
+                yield number
+        finally:
+            closed.set()
+
+    held = [portal().iterate(numbers())]
+    assert next(held[0]) == 0
+
+    async def drop() -> None:
+        held.clear()
+
+    portal().call(drop())
+    assert closed.wait(10)
