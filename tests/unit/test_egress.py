@@ -312,6 +312,27 @@ def test_a_program_that_gives_up_while_it_is_dialled_leaves_nothing() -> None:
     with_world(scenario)
 
 
+def test_one_that_is_cut_before_it_has_begun_leaves_nothing() -> None:
+    async def scenario(world: World) -> None:
+        await world.serve(PUBLIC, 7000, echo, "a.example.com")
+        inside = await Inside(Network(allow=["a.example.com:7000"]), world).hello()
+        accept = inside.egress.accept
+
+        def accept_and_cut(stream: Any) -> None:
+            accept(stream)
+            inside.egress.set(Network().spec)
+
+        inside.mux.set_accept(accept_and_cut)
+        program = await inside.connect("a.example.com", 7000)
+        assert program.errno == errno.ECONNABORTED
+        assert world.dialled == []
+        assert inside.last().verdict == "cut"
+        assert inside.egress.open == inside.egress.meter.connections == 0
+        await inside.close()
+
+    with_world(scenario)
+
+
 def test_connections_are_limited() -> None:
     async def scenario(world: World) -> None:
         await world.serve(PUBLIC, 7000, echo, "a.example.com")

@@ -55,6 +55,12 @@ def test_refusals_since_a_command_began_are_told_once_each() -> None:
     log.add("a", "", 1, "fail", reason="not refused")
     log.change(log.add("a", "", 1, "allow", state="open"), verdict="cut", reason="cut", state="done")
     assert log.denied_since(mark) == ["one", "two", "cut"]
+    mark = log.denials
+    refused = log.change(log.add("a", "", 1, "allow", state="open"), verdict="deny", reason="said")
+    assert log.denied_since(mark) == ["said"]
+    mark = log.denials
+    log.change(refused, state="done")  # its end is no second refusal
+    assert log.denied_since(mark) == []
     for number in range(50):
         log.add("a", "", 1, "deny", reason=str(number))
     assert len(log.denied_since(mark)) == 20

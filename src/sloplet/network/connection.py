@@ -6,9 +6,9 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SlopletError
 from ..wire.fields import Fields
@@ -92,7 +92,7 @@ class Connection:
         self.target = target
         self.address = "" if target.name else target.address  #: the one that is dialled
         self.rule = ""
-        self.protocol = ""
+        self.protocol = "link" if target.name in egress.links else ""
         self.request = ""
         self._egress = egress
         self._asked = False  # somebody allowed this one
@@ -110,7 +110,18 @@ class Connection:
 
     def start(self) -> None:
         self.stream.on_change(self._look)
-        self._task = asyncio.ensure_future(self._run())
+        self._begin(self._run())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.ensure_future(work)
+        self._task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """One that was cancelled before it had begun has done nothing, not even end."""
+        if task.cancelled():
+            if self._server is not None:
+                self._server.close(reset=True)
+            self._end(errno.ECONNABORTED)
 
     def _look(self) -> None:
         """While there is no relay yet: the program may give up, or end with its sandbox."""
@@ -136,7 +147,7 @@ class Connection:
 
     async def _reach(self, policy: Policy) -> socket.socket:
         name, port = self.target.name, self.target.port
-        if name and name in self._egress.links:
+        if self.protocol == "link":
             return await self._reach_link(policy)
         await self._judge(policy)
         if not name:
@@ -169,7 +180,7 @@ class Connection:
         """Another sandbox, by the name that a link gives it here. The link is its own rule."""
         name, port = self.target.name, self.target.port
         ref, only = self._egress.links[name]
-        self.rule, self.protocol = f"link {name}", "link"
+        self.rule = f"link {name}"
         verdict = policy.judge(name, port)
         if verdict.allow is False and verdict.rule != "default":
             raise Denied(verdict)
@@ -267,7 +278,7 @@ class Connection:
         server = SocketChannel(self._relay.detach())
         client = StreamChannel(self.stream, self._egress.meter, first)
         client.bytes_in, self._relay, self._channel, self._server = spoke, None, client, server
-        self._task = asyncio.ensure_future(self._serve(client, server, tls=tls, spoke=bool(spoke)))
+        self._begin(self._serve(client, server, tls=tls, spoke=bool(spoke)))
 
     async def _serve(self, client: StreamChannel, server: SocketChannel, *, tls: bool, spoke: bool) -> None:
         self.stream.on_change(None)
@@ -343,8 +354,8 @@ class Connection:
         self.stream.close(closing(code, more.get("reason", "")))
         if self._cut_reason:
             more = {"verdict": "cut", "reason": self._cut_reason}
-        self._note(more)
         self._egress.ended(self)
+        self._note(more)
 
     def _note(self, more: dict[str, str]) -> None:
         log, target = self._egress.log, self.target

@@ -96,19 +96,15 @@ class NetworkLog:
             self._seq, self._connections, time.time(), self.sandbox, shown(name), shown(address), port, verdict,
             **_harmless(more),
         )  # fmt: skip
-        self._put(row)
-        if self.tell is not None:
-            self.tell(row)
+        self._put(row, decided=True)
         return row
 
     def change(self, row: Decision, **more: Any) -> Decision:
         """What has become of it; the new row."""
-        told = more.get("verdict", row.verdict) != row.verdict
+        decided = more.get("verdict", row.verdict) != row.verdict
         self._seq += 1
         row = replace(row, seq=self._seq, **_harmless(more))
-        self._put(row)
-        if told and self.tell is not None:
-            self.tell(row)
+        self._put(row, decided=decided)
         return row
 
     def note(self, row: Decision, **more: Any) -> Decision:
@@ -118,17 +114,18 @@ class NetworkLog:
             self._rows[row.connection] = row
         return row
 
-    def _put(self, row: Decision) -> None:
-        known = self._rows.get(row.connection)
+    def _put(self, row: Decision, *, decided: bool) -> None:
         self._rows[row.connection] = row
         self._rows.move_to_end(row.connection)
         if len(self._rows) > KEPT:
             self._rows.popitem(last=False)
-        if row.verdict in ("deny", "cut") and (known is None or known.verdict != row.verdict):
+        if decided and row.verdict in ("deny", "cut"):
             self._denials += 1
             self._denied.append((self._denials, row.reason))
         if row.state == "done" and self._path is not None:
             self._write(row)
+        if decided and self.tell is not None:
+            self.tell(row)
 
     def read(self, *, after: int = 0, limit: int = 1000) -> list[Decision]:
         """The first ``limit`` rows that changed after ``after``, in order."""

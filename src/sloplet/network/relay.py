@@ -113,7 +113,7 @@ class Relay:
         if self._rest is None and not self._stalled_out:
             self._guarded(self._push)
         if not self._done:
-            self._look()
+            self._guarded(self._look)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -221,7 +221,7 @@ class Relay:
     def _readable(self) -> None:
         self._guarded(self._pull)
         if not self._done:
-            self._look()
+            self._guarded(self._look)
 
     def _pull(self) -> None:
         stream = self._stream
@@ -253,7 +253,7 @@ class Relay:
     def _go_on_in(self) -> None:
         self._stalled_in = False
         if not self._done:
-            self._look()
+            self._guarded(self._look)
 
     # -- ending --------------------------------------------------------------------------
 
