@@ -215,8 +215,8 @@ async def _answered(controller: Controller, sandbox_id: str, question: Ask, ask:
 
 
 async def _in_a_thread(ask: AskFunction, question: Ask) -> Any:
-    """A plain function may wait for a person: not on the loop, not in a thread that others wait for, and not keeping the
-    process from ending."""
+    """A plain function may wait for a person: not on the loop, not in a thread that others wait for, and not so that
+    the process could not end."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[Any] = loop.create_future()
 

@@ -14,8 +14,9 @@ from typing import Any, Self
 from . import transfer
 from .controller import Controller, Event, SandboxInfo, Stream
 from .engines.base import Guarantee
-from .errors import ProtocolError, SandboxClosed, SandboxExists, SandboxMismatch, SandboxNotFound
+from .errors import ProtocolError, SandboxClosed, SandboxNotFound
 from .files import AsyncFiles, records
+from .finding import create_or_find, default_controller
 from .history import AsyncHistory
 from .netspec import Network, NetworkSpec, Secret
 from .network_api import Asker, AskFunction, AsyncNetwork, AsyncPorts, read_secrets
@@ -107,7 +108,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
     @classmethod
     async def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
         """The sandbox of that name or id, as it is. SandboxNotFound if there is none."""
-        held = controller or await _default_controller(named=True)
+        held = controller or await default_controller(named=True)
         return cls._adopt(held, await held.find(ref))
 
     @classmethod
@@ -117,7 +118,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         """Start the sandbox that ``export`` wrote to an archive, as a new one. Every byte is checked first."""
         if name is not None:
             check_name(name)
-        held = controller or await _default_controller(named=name is not None)
+        held = controller or await default_controller(named=name is not None)
         return cls._adopt(held, await held.load(os.path.abspath(os.fspath(path)), name=name))
 
     @classmethod
@@ -144,7 +145,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
     @classmethod
     async def list(cls, *, controller: Controller | None = None) -> _list[SandboxInfo]:
         """All sandboxes of this SLOPLET_HOME that the keeper holds."""
-        held = controller or await _default_controller(named=True)
+        held = controller or await default_controller(named=True)
         return await held.list()
 
     # -- life ------------------------------------------------------------------
@@ -160,9 +161,9 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         async with self._starting:
             if self._info is None:
                 if self._controller is None:
-                    self._controller = await _default_controller(named=self._spec.name is not None)
+                    self._controller = await default_controller(named=self._spec.name is not None)
                 values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
-                info = await _create_or_find(self._controller, self._spec)
+                info = await create_or_find(self._controller, self._spec)
                 await self._furnish(self._controller, info, values)
                 self._info = info
         return self._info
@@ -207,7 +208,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         self._asker.let_go()
         if self._info is None and self._spec.name is not None:
             try:
-                self._controller = self._controller or await _default_controller(named=True)
+                self._controller = self._controller or await default_controller(named=True)
                 self._info = await self._controller.find(self._spec.name)
             except SandboxNotFound:
                 return
@@ -421,53 +422,3 @@ async def _started(stream: Stream, text: bool, max_output: int) -> AsyncProcess:
 async def _feed(stream: Stream, data: str | bytes) -> None:
     await stream.send(data.encode() if isinstance(data, str) else bytes(data))
     await stream.send_end()
-
-
-async def _create_or_find(controller: Controller, spec: SandboxSpec) -> SandboxInfo:
-    if spec.name is None:
-        return await controller.create(spec)
-    try:
-        found = await controller.find(spec.name)
-    except SandboxNotFound:
-        try:
-            return await controller.create(spec)
-        except SandboxExists:  # someone else was quicker
-            found = await controller.find(spec.name)
-    _same_settings(found, spec)
-    if found.state == "paused" or (found.state == "dead" and found.saved is not None):
-        return await controller.resume(found.id)
-    return found
-
-
-def _same_settings(found: SandboxInfo, spec: SandboxSpec) -> None:
-    """A name must never give an old posture silently to someone who asked for another."""
-    old, new = found.spec.to_dict(), spec.to_dict()
-    changed = [key for key in new if new[key] != old[key] and key not in ("pool", "authority")]
-    if not changed:
-        return
-    raise SandboxMismatch(
-        f"the sandbox {spec.name!r} exists with other settings: {', '.join(changed)}",
-        hint=f"open it as it is with Sandbox.connect({spec.name!r}), or end it first with `sloplet rm {spec.name}`",
-    )
-
-
-async def _default_controller(*, named: bool) -> Controller:
-    if named:
-        from .keeper.client import keeper_controller
-
-        return await keeper_controller()
-    from .runtime import embedded_runtime
-
-    runtime = await embedded_runtime()
-    runtime.elsewhere = _keeper
-    return runtime
-
-
-class _Keeper:
-    """The keeper's sandboxes, for links of ours to them: found when the first is used."""
-
-    async def open(self, sandbox_id: str, request: Fields) -> Stream:
-        return await (await _default_controller(named=True)).open(sandbox_id, request)
-
-
-_keeper = _Keeper()
