@@ -109,7 +109,7 @@ def said(*words: str, **more: Any) -> str:
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60) as answer:
         return str(answer.read().decode().strip())
 
 
