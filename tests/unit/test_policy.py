@@ -174,7 +174,8 @@ def test_a_mirror_of_the_hosts_own_may_be_private() -> None:
         (["x.org"], ["x.org"], "x.org", False, False), (["x.org:9"], ["x.org"], "x.org", False, True),
         (["x.org"], ["x.org:80"], "x.org", False, True), (["x.org"], ["x.org:80,443"], "x.org", False, False),
         (["x.org:80-90"], ["x.org:80-89", "x.org:90"], "x.org", False, False), (["*"], [], "y.org", False, True),
-        (["x.org:65535"], [], "x.org", False, True), (["x.org:*"], ["x.org:1-65535"], "x.org", False, False),
+        (["x.org:*"], ["x.org:1-80"], "x.org", False, True), (["x.org:65535"], [], "x.org", False, True),
+        (["x.org:*"], ["x.org:1-65535"], "x.org", False, False),
         (["*"], ["*.evil.org"], "a.evil.org", False, False), (["GET https://x.org/a"], [], "x.org", False, True),
         ([], [], "x.org", True, True), ([], ["x.org"], "x.org", True, False), ([], ["x.org:80"], "x.org", True, True),
         (["*", "0.0.0.0/0"], [], "1.2.3.4", True, False), (["*"], [], "localhost", True, False),
@@ -241,6 +242,14 @@ SIMPLE = Policy.of(["https://x.org/a/*", "GET https://x.org/exact"], ["https://x
 def test_paths(method: str, path: str, allow: bool) -> None:
     """What is denied is so in any spelling."""
     assert SIMPLE.judge_request("x.org", 443, method, path).allow is allow
+
+
+def test_what_is_denied_may_have_parameters() -> None:
+    """Some servers drop what follows ';', others do not: both readings count, with doubled slashes merged."""
+    policy = Policy.of(["x.org"], ["https://x.org/a/s*t"])
+    for path in ("/a/secret", "/a//s;et", "/a//secret;x=1", "/a/s;x/t", "/a/%2e/s;et"):
+        assert policy.judge_request("x.org", 443, "GET", path).allow is False, path
+    assert policy.judge_request("x.org", 443, "GET", "/a/public").allow is True
 
 
 def test_ask_and_learn() -> None:

@@ -126,5 +126,8 @@ def test_what_cannot_be_read_is_not_shown(command: str | list[str]) -> None:
 
 def test_a_command_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sloplet.secretspec.READ_SECONDS", 0.2)
-    with pytest.raises(SecretUnavailable, match="too long"):
-        Secret(command=["sleep", "60"], hosts=["x.org"]).read()
+    with pytest.raises(SecretUnavailable, match="too long") as caught:
+        Secret(command=f"echo {CANARY}; exec sleep 60", hosts=["x.org"]).read()
+    assert CANARY not in "".join(traceback.format_exception(caught.value, chain=True)).rpartition("raise ")[2]
+    assert caught.value.__cause__ is None, "it would show the command, and what it had printed"
+    assert caught.value.__suppress_context__
