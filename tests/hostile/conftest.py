@@ -50,7 +50,7 @@ def gvisor() -> Iterator[None]:
 def _none_left() -> Iterator[None]:
     before = runtime().held
     yield
-    assert runtime().held == before, "a test left a sandbox running"
+    assert runtime().held <= before, "a test left a sandbox running"  # less: one that another file shared is gone
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
     /echo       what was asked, as JSON          /bytes?n=N      that many bytes
     /redirect?to=URL    302                      /hold           begins an answer and never ends it
     /ws         WebSocket, echoes                /chunks         a body in chunks, of several sizes
+    /digest     size and SHA-256 of what was sent
 
 A host given a folder with ``site`` serves its files (and its git repositories, if asked for). 169.254.169.254 is a
 metadata service on every path. Everything else says hello.
@@ -78,7 +79,7 @@ class Web:
         request.facts = {"address": address, "port": port, "sni": getattr(tls, "sni", None), "tls": tls is not None}
         self._record(
             "http", **request.facts, method=request.method, target=request.target, host=request.header("host"),
-            headers=request.headers, body=request.body.decode("latin-1"),
+            headers=request.headers, body=request.body[:65536].decode("latin-1"),
         )  # fmt: skip
         if request.header("upgrade").lower() == "websocket":
             await _websocket(request, reader, writer)
@@ -113,6 +114,8 @@ class Web:
                 "body": request.body.decode("latin-1"), **request.facts,
             }  # fmt: skip
             _send(writer, 200, json.dumps(told).encode(), kind="application/json")
+        elif request.path == "/digest":
+            _send(writer, 200, f"{len(request.body)} {hashlib.sha256(request.body).hexdigest()}\n".encode())
         else:
             _send(writer, 200, f"hello from {request.host}\n".encode(), head=request.method == "HEAD")
 
