@@ -332,6 +332,24 @@ def test_connections_are_bounded_and_the_next_waits(monkeypatch: pytest.MonkeyPa
     serve(work, p80=echo)
 
 
+def test_a_crowd_is_served_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
+
+    async def one(port: Port) -> bool:
+        reader, writer = await connect(port)
+        writer.write(b"x" * 1000)
+        writer.write_eof()
+        done = await reader.read() == b"x" * 1000
+        writer.close()
+        return done
+
+    async def work(box: Box, ports: Ports) -> None:
+        port = ports.expose("a", 80)
+        assert await asyncio.gather(*(one(port) for _ in range(300))) == [True] * 300
+
+    serve(work, p80=echo)
+
+
 def test_a_client_that_does_not_read_holds_up_the_server_inside() -> None:
     sent = 0
 

@@ -25,7 +25,7 @@ from .tie import Tie, reset_socket
 
 MOST_CONNECTIONS = 256  # of one listener; more wait in the kernel's queue
 MOST_LISTENERS = 256  # of one sandbox
-_BACKLOG = 128
+_BACKLOG = 1024  # beyond it the kernel resets who comes
 _OPENING = 60.0  # until a connection is through, a wake included
 _JUST_WOKEN = 2.0  # a server may need a moment to listen again
 _AGAIN = 0.05
