@@ -42,6 +42,7 @@ class TlsChannel:
         )
         self._sending = asyncio.Lock()  # what OpenSSL wrote first goes first
         self._ended = False
+        self._cut = False  # the channel ended before TLS did; some builds of Python hide that (IGNORE_UNEXPECTED_EOF)
 
     async def handshake(self) -> None:
         """TlsError if it fails: the peer was told, but the channel is still to be closed."""
@@ -63,7 +64,7 @@ class TlsChannel:
                 await self._flush()  # the alert
             except OSError:
                 pass
-            raise _translated(error) from None
+            raise self._translated(error) from None
 
     async def read(self) -> bytes:
         pieces: list[bytes] = []
@@ -73,7 +74,7 @@ class TlsChannel:
                 while size < _READ:
                     piece = self._tls.read(_READ)
                     if not piece:
-                        break
+                        raise ssl.SSLZeroReturnError
                     pieces.append(piece)
                     size += len(piece)
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -83,12 +84,11 @@ class TlsChannel:
                 if pieces:
                     return b"".join(pieces)
                 await self._fill()
-            except ssl.SSLZeroReturnError:
-                return b"".join(pieces)
             except ssl.SSLError as error:
-                if pieces:
-                    return b"".join(pieces)  # the error comes again
-                raise _translated(error) from None
+                ended = isinstance(error, ssl.SSLZeroReturnError) and not self._cut
+                if pieces or ended:
+                    return b"".join(pieces)  # an error comes again
+                raise self._translated(error) from None
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -96,7 +96,7 @@ class TlsChannel:
             try:
                 count = self._tls.write(view[:_WRITE])
             except ssl.SSLError as error:
-                raise _translated(error) from None
+                raise self._translated(error) from None
             view = view[count:]
             await self._flush()
 
@@ -122,6 +122,7 @@ class TlsChannel:
         if data:
             self._incoming.write(data)
         else:
+            self._cut = True
             self._incoming.write_eof()
 
     async def _flush(self) -> None:
@@ -129,10 +130,9 @@ class TlsChannel:
             while self._outgoing.pending:
                 await self._channel.write(self._outgoing.read())
 
-
-def _translated(error: ssl.SSLError) -> TlsError:
-    if isinstance(error, ssl.SSLEOFError) or "EOF" in (error.reason or ""):
-        return TlsTruncated("the connection ended without TLS saying so")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsError(f"the certificate cannot be verified: {error.verify_message}")
-    return TlsError(f"TLS failed: {(error.reason or 'unknown').replace('_', ' ').lower()}")
+    def _translated(self, error: ssl.SSLError) -> TlsError:
+        if self._cut or isinstance(error, ssl.SSLEOFError) or "EOF" in (error.reason or ""):
+            return TlsTruncated("the connection ended without TLS saying so")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return TlsError(f"the certificate cannot be verified: {error.verify_message}")
+        return TlsError(f"TLS failed: {(error.reason or 'unknown').replace('_', ' ').lower()}")
