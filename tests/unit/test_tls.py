@@ -63,6 +63,24 @@ def test_one_side_may_end_while_the_other_goes_on(trust: ssl.SSLContext) -> None
     run(main())
 
 
+def test_ending_loses_nothing_that_is_on_its_way(trust: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(tls, "_READ", 1000)  # so that there is more here than was asked for
+        client, server, _, _ = await ends(trust=trust)
+        data = bytes(range(256)) * 800
+        sending = asyncio.create_task(server.write(data))
+        got = await client.read()
+        await client.end()
+        while len(got) < len(data):
+            got += await client.read()
+        assert got == data
+        await sending
+        await server.end()
+        assert await drain(client) == b""
+
+    run(main())
+
+
 def test_an_end_without_tls_is_no_end(trust: ssl.SSLContext) -> None:
     async def main() -> None:
         client, server, _, b = await ends(trust=trust)

@@ -42,6 +42,7 @@ class TlsChannel:
         )
         self._sending = asyncio.Lock()  # what OpenSSL wrote first goes first
         self._ended = False
+        self._ready = b""
         self._cut = False  # the channel ended before TLS did; some builds of Python hide that (IGNORE_UNEXPECTED_EOF)
 
     async def handshake(self) -> None:
@@ -67,6 +68,9 @@ class TlsChannel:
             raise self._translated(error) from None
 
     async def read(self) -> bytes:
+        if self._ready:
+            ready, self._ready = self._ready, b""
+            return ready
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -105,6 +109,7 @@ class TlsChannel:
         if self._ended:
             return
         self._ended = True
+        self._unpack()
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError):
@@ -116,6 +121,14 @@ class TlsChannel:
 
     def abort(self) -> None:
         self._channel.abort()
+
+    def _unpack(self) -> None:
+        """What is here is taken out: OpenSSL's shutdown looks for the peer's, and loses data that it finds instead."""
+        try:
+            while piece := self._tls.read(_READ):
+                self._ready += piece
+        except ssl.SSLError:
+            pass  # that was all; an error comes again
 
     async def _fill(self) -> None:
         data = await self._channel.read()
