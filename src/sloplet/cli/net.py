@@ -140,7 +140,7 @@ def _cells(row: Decision) -> tuple[str, ...]:
     why = row.reason if row.verdict != "allow" else f"{row.rule} {row.request}".strip()
     took = "open" if row.state == "open" else f"{row.duration:.2f}s"
     when = time.strftime("%H:%M:%S", time.localtime(row.time))
-    cells = (when, row.verdict, f"{host}:{row.port}", row.address if row.name else "-", size(row.bytes_out),
+    cells = (when, row.verdict, f"{host}:{row.port}", (row.address or "-") if row.name else "-", size(row.bytes_out),
              size(row.bytes_in), took, why)  # fmt: skip
     return tuple(plain(cell, 300) for cell in cells)
 
