@@ -89,7 +89,7 @@ def test_where_nobody_is_root_the_users_own_bundle_counts() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("path", [trust.BUNDLES[0], "/usr/local/share/ca-certificates/sloplet.crt"])
+@pytest.mark.parametrize("path", [trust.BUNDLES[0], "/etc/ssl/certs/sloplet.pem"])
 def test_a_place_that_cannot_be_written_is_named(path: str) -> None:
     async def main() -> None:
         async with AsyncSandbox(engine="fake") as box:

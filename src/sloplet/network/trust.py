@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from contextlib import suppress
 
 from ..errors import FileDenied, FileError, SlopletError, StartFailed
 from ..files import AsyncFiles, Opener
@@ -58,8 +57,8 @@ async def install(open_stream: Opener, ca_pem: bytes, *, single_user: bool) -> N
         await files.write(BUNDLES[0], None, with_ca(known, ca_pem))
     for path in (_ALONE, f"{_HASHED}/{name_hash(ca_pem)}.0"):
         await files.write(path, await files.read(path), ca_pem)
-    with suppress(FileDenied):  # an ordinary user's sandboxes cannot write to the host's /usr, not even their own view
-        await files.put(_OWN, await files.read(_OWN), ca_pem)
+    # Of use to update-ca-certificates only; an ordinary user's sandboxes cannot write to their view of the host's /usr.
+    await files.write(_OWN, await files.read(_OWN), ca_pem, must=False)
 
 
 def with_ca(bundle: bytes, ca_pem: bytes) -> bytes:
@@ -105,16 +104,6 @@ class _Files:
         except FileError as error:
             if must:
                 raise _failed(path, error) from error
-        except SlopletError as error:
-            raise _failed(path, error) from error
-
-    async def put(self, path: str, old: bytes | None, new: bytes) -> None:
-        """FileDenied if nobody inside may."""
-        try:
-            if new != old:
-                await self._files.write(path, new, mode=None if old is not None else 0o644, user=self._user)
-        except FileDenied:
-            raise
         except SlopletError as error:
             raise _failed(path, error) from error
 
