@@ -260,8 +260,9 @@ class Holder:
         if stream.id not in live.running:
             return result
         before = live.running.pop(stream.id)
-        if (mark := live.denials.pop(stream.id, None)) is not None and live.egress is not None:
-            result = _with_denied(result, live.egress.log.denied_since(mark))
+        mark = live.denials.pop(stream.id, 0)
+        if live.egress is not None or Tag.DENIED in result:
+            result = _with_denied(result, live.egress.log.denied_since(mark) if live.egress is not None else [])
         if stream.id in live.overdue:
             live.overdue.pop(stream.id).cancel()
         failed = result.integer(Tag.SIGNUM, 0) or result.integer(Tag.EXIT_CODE, 0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .controller import SandboxInfo
 from .engines.base import Guarantee
-from .errors import SlopletError, SpecError, StartFailed
+from .errors import SandboxDead, SandboxPaused, SlopletError, SpecError, StartFailed
 from .netspec import NetworkSpec, check_network
 from .spec import SandboxSpec
 from .wire.fields import Fields
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 _Decisions = list["Decision"]
+_DONE = {"pause": "paused", "kill": "ended"}
 
 
 class Networks:
@@ -188,9 +189,15 @@ class Networks:
         """Pause or kill. Where that fails its network stays refused, which needs nobody."""
         runtime = self._runtime
         runtime.bus.emit(sandbox_id, "network.budget", action=action)
+        live = runtime.find_live(sandbox_id)
+        kind = SandboxPaused if action == "pause" else SandboxDead
+        if live is not None:  # what whoever waits for a command of it is told
+            live.farewell = kind(f"the sandbox has moved the bytes that its budget allows, and was {_DONE[action]}")
         try:
             await (runtime.pause(sandbox_id) if action == "pause" else runtime.kill(sandbox_id))
         except SlopletError as error:
+            if live is not None:
+                live.farewell = None
             runtime.bus.emit(sandbox_id, "network.failed", reason=f"its budget is used up, and {action}: {error}")
 
     # -- the Controller's part -------------------------------------------------------------
