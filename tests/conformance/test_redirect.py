@@ -7,14 +7,16 @@ import asyncio
 import errno
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import gvisor_kit
 import pytest
 from gvisor_kit import Held, started
 
 from sloplet.engines.base import ResolvedImage, StartRequest
+from sloplet.engines.machine import machine
 from sloplet.engines.registry import load
 from sloplet.errors import ControlUnavailable, WireClosed
 from sloplet.netspec import Network
@@ -181,6 +183,26 @@ def test_what_is_not_tcp_is_refused_at_once(engine: str) -> None:
                 found = await said(box, _OTHERS, user)
                 assert {what: how for what, how in found.items() if how not in expected[what]} == {}
         assert [place[1:] for place in host.asked] == [("1.2.3.4", 80)] * 2
+
+    asyncio.run(main())
+
+
+def test_with_one_user_inside(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host gives a user no more ids than his own."""
+    facts = machine()
+    if facts.root:
+        pytest.skip("capability: root always has ids to give")
+    alone = type(load(engine))(facts=replace(facts, newuidmap=None, newgidmap=None))  # type: ignore[call-arg]
+    monkeypatch.setattr(gvisor_kit, "engine", lambda _: alone)
+
+    async def main() -> None:
+        host = Echo()
+        async with started(spec=networked(), name=engine, accept=host.accept) as box:
+            assert await said(box, "print(json.dumps(tcp('1.2.3.4', 80, b'hello')))") == "hello 1.2.3.4:80"
+            assert await said(box, "print(json.dumps(tried(lambda: udp('1.2.3.4', 443, True))))") in (
+                errno.EPERM,
+                errno.ECONNREFUSED,
+            )
 
     asyncio.run(main())
 

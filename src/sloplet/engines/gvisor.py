@@ -57,7 +57,8 @@ class GvisorEngine(JailRung):
             echoes_controls=False,
             live_snapshots=True,
             disk_snapshots=False,
-            egress=True,
+            egress=not self._no_egress,
+            no_egress=self._no_egress,
             ports=True,
         )
         return Probe(self.name, self.rung, not reason, reason, fix, self._details(found), capabilities)
@@ -82,7 +83,8 @@ class GvisorEngine(JailRung):
     def _details(self, found: runsc.Runsc | None) -> tuple[str, ...]:
         if found is None:
             return ()
-        return (f"runsc {found.version or '?'}: {found.path}", f"platform {verbs.PLATFORM}")
+        lines = (f"runsc {found.version or '?'}: {found.path}", f"platform {verbs.PLATFORM}")
+        return (*lines, f"no network by policy: {self._no_egress}") if self._no_egress else lines
 
     def _fixed(self, *, egress: bool = False) -> tuple[Guarantee, ...]:
         """The controls that do not depend on limits."""

@@ -117,7 +117,7 @@ class JailRung(Rung):
         served. ``attempt`` does, and returns the launcher's words."""
         spec = SandboxSpec(limits=Limits(disk=2**20, explicit=frozenset({"disk"})))
         request = jail.JailRequest("probe", spec, ResolvedImage("host"), "/", os.getpid(), probe=True, egress=True)
-        words = attempt(request)
+        words, self._no_egress = attempt(request), ""
         if words.startswith("egress"):  # all else may work
             self._no_egress = words
             words = attempt(replace(request, egress=False))

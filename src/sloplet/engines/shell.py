@@ -95,8 +95,8 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
 
 
 def _egress_steps() -> list[Step]:
-    """What runsc copies the addresses of. It takes one sysctl for a sign of the host's own network namespace, which newer
-    kernels have in every one."""
+    """What runsc copies the addresses of. It takes one sysctl for a sign of the host's own network namespace, which
+    newer kernels have in every one."""
     return [step(Do.LOOPBACK), step(Do.ADDRESSES), step(Do.MASK, "proc/sys/net")]
 
 
