@@ -117,7 +117,7 @@ def test_whatever_a_lenient_server_takes_for_http_is_http(line: bytes) -> None:
     [
         b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO me\r\n",
         b"\x3a\0\0\1", b"P\0",
-        b"get key\r\n", b"USER me\r\n", b"{}\n", b"OPTIONS x RTSP/1.0\r\n", b"\x10\x10\0\4MQTT",
+        b"get key\r\n", b"USER me\r\n", b"{}\n", b"OPTIONS rtsp://h/ RTSP/1.0\r\n", b"\x10\x10\0\4MQTT",
     ],
 )  # fmt: skip
 def test_other_protocols_are_opaque(data: bytes) -> None:

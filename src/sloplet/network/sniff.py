@@ -81,8 +81,11 @@ def _http(data: bytes) -> Http | Opaque | None:
         return Http()
     if not over:
         return None
-    target = rest.strip()[:1] == b"/" or b"://" in rest
-    return Http() if target and (not newline or word.upper() in _PLAIN_METHODS) else Opaque()
+    words = rest.split()
+    target = words[:1] != [] and (words[0].startswith(b"/") or b"://" in words[0])
+    if newline:  # without a version: HTTP/0.9, which some servers still answer; another protocol's version is not HTTP
+        target = target and len(words) == 1 and word.upper() in _PLAIN_METHODS
+    return Http() if target else Opaque()
 
 
 # -- TLS -------------------------------------------------------------------------------
