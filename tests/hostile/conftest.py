@@ -20,7 +20,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = targets()
         metafunc.parametrize("target", found, ids=[target.label for target in found])
     if "rung" in metafunc.fixturenames:
-        metafunc.parametrize("rung", rungs(), ids=[rung.label for rung in rungs()], scope="module")
+        chosen = rungs(each_mapping=getattr(metafunc.module, "EACH_MAPPING", False))
+        metafunc.parametrize("rung", chosen, ids=[rung.label for rung in chosen], scope="module")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What the hostile tests of the network share: rungs with a way out, attempts from inside, some names.
 
-Every rung of this machine that has egress is tried, gVisor too, in each way of mapping users. All traffic ends in the
-fake internet (tests/netkit), whose judge sees each packet.
+Every rung of this machine that has a network of its own is tried, gVisor too; in files that say ``EACH_MAPPING = True``
+in each way of mapping users. All traffic ends in the fake internet (tests/netkit), whose judge sees each packet.
 """
 
 from __future__ import annotations
@@ -69,8 +69,11 @@ class Rung:
                 made.kill()
 
 
-def rungs() -> tuple[Rung, ...]:
-    return (*(Rung(target.label, target) for target in targets()), Rung("gvisor", None))
+def rungs(*, each_mapping: bool) -> list[Rung]:
+    """Those that have a network of their own; ``each_mapping``: in each way of mapping users that there is here."""
+    isolated = [target for target in targets() if target.can.private_processes]
+    chosen = [target for target in isolated if each_mapping or target.facts is None]
+    return [*(Rung(target.label, target) for target in chosen), Rung("gvisor", None)]
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from netkit import Internet
 from sloplet import Network, Sandbox
 from sloplet.errors import SlopletError, SpecError
 
+pytestmark = pytest.mark.anyone  # the host's part, over whichever rung
+
 #: Holds a connection to the echo server, and says what becomes of it.
 HOLDS = """
 import socket, sys

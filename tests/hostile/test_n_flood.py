@@ -17,6 +17,8 @@ from net_kit import GOOD, HELLO, Rung, attempt, http, set_network
 from netkit import Internet
 from sloplet import Network, Sandbox
 
+pytestmark = pytest.mark.anyone
+
 LIMIT = 64
 
 #: Opens connections for ever, keeps as many as it may, sends nothing.

@@ -13,6 +13,8 @@ from net_kit import FAST_MS, GOOD, GOOD_AT, HELLO, Rung, attempt, http, https, n
 from netkit import Internet
 from sloplet import Network, Sandbox
 
+EACH_MAPPING = True
+
 WAYS: list[dict[str, Any]] = [
     http(GOOD), https(GOOD), http(GOOD_AT), tcp(GOOD_AT, 22), tcp("198.18.0.1", 80), http("host.sloplet"),
     {"way": "udp", "to": GOOD_AT, "port": 443}, {"way": "udp", "to": "10.0.0.1", "port": 53, "wait": 2},

@@ -18,6 +18,7 @@ from net_kit import GOOD, Rung, files_with
 from netkit import Internet
 from sloplet import Network, Sandbox, Secret
 
+EACH_MAPPING = True
 VALUE = "-".join(("value", "canary", f"{os.getpid():x}", "40ab12"))
 NAME = "API_KEY"
 SEND = f'curl -fsS -m 15 -H "Authorization: Bearer ${NAME}" https://{GOOD}/used'
