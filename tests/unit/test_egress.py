@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import resource
 from typing import Any
 
 import pytest
 from net_inside import Inside, World, echo, greet, with_world
 
 from sloplet.netspec import Network
+from sloplet.network.upstream import System
 from sloplet.wire.fields import Fields
 from sloplet.wire.schema import Tag
 
@@ -170,6 +173,34 @@ def test_a_connection_that_cannot_be_made_says_why_and_breaks_nothing_else(code:
         await inside.close()
 
     with_world(scenario)
+
+
+def test_without_descriptors_nothing_is_dialled_and_what_is_open_goes_on() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        inside = await Inside(Network(allow=[f"host.sloplet:{port}"]), System()).hello()
+        first = await inside.connect("host.sloplet", port)
+        await first.send(b"\x00a")
+        assert await first.recv(2) == b"\x00a"
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)  # the lowest number that is free
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            refused = await inside.connect("host.sloplet", port)
+            assert refused.errno == errno.EMFILE
+            assert inside.last().verdict == "fail"
+            await first.send(b"\x00b")
+            assert await first.recv(2) == b"\x00b"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await inside.connect("host.sloplet", port)).replied.is_set()
+        assert not inside.egress.failed
+        await inside.close()
+        server.close()
+
+    asyncio.run(main())
 
 
 def test_servers_that_speak_first_are_heard_at_once() -> None:
