@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from net_inside import Inside, World, echo, greet, with_world
 
+from sloplet.errors import WireClosed
 from sloplet.netspec import Network
 from sloplet.network.upstream import System
 from sloplet.wire.fields import Fields
@@ -284,6 +285,42 @@ def test_plain_http_must_name_the_host_on_every_request() -> None:
         row = inside.last()
         assert (row.verdict, row.protocol, row.request) == ("deny", "http", "GET /a")
         assert inside.log.denied_since(0)
+        await inside.close()
+
+    with_world(scenario)
+
+
+@pytest.mark.parametrize("how", ["reset", "death", "policy"])
+def test_a_request_that_nobody_answers_ends_with_its_program(how: str) -> None:
+    async def scenario(world: World) -> None:
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            try:
+                await reader.read()
+            except OSError:
+                pass
+            gone.set()
+            writer.close()
+
+        await world.serve(PUBLIC, 80, silent, "good.example.com")
+        inside = await Inside(Network(allow=["good.example.com"]), world).hello()
+        program = await inside.connect("good.example.com", 80)
+        await program.send(b"GET / HTTP/1.1\r\nHost: good.example.com\r\n\r\n")
+        await asked.wait()
+        if how == "reset":
+            await program.reset()
+        elif how == "death":
+            inside.mux.fail(WireClosed("it has ended"))
+        else:
+            inside.egress.set(Network().spec)
+        await gone.wait()
+        while inside.egress.open:
+            await asyncio.sleep(0)
+        assert inside.last().state == "done"
+        assert inside.last().verdict == ("cut" if how == "policy" else "allow")
         await inside.close()
 
     with_world(scenario)

@@ -124,7 +124,7 @@ class Connection:
             self._end(errno.ECONNABORTED)
 
     def _look(self) -> None:
-        """While there is no relay yet: the program may give up, or end with its sandbox."""
+        """While there is no relay: the program may give up, or end with its sandbox."""
         if (self.stream.was_reset or self.stream.mux.error is not None) and self._task is not None:
             self._task.cancel()
 
@@ -281,7 +281,7 @@ class Connection:
         self._begin(self._serve(client, server, tls=tls, spoke=bool(spoke)))
 
     async def _serve(self, client: StreamChannel, server: SocketChannel, *, tls: bool, spoke: bool) -> None:
-        self.stream.on_change(None)
+        self.stream.on_change(self._look)  # it may be the server that is waited for
         code, error = 0, None
         try:
             if tls and spoke:

@@ -118,7 +118,8 @@ class Egress:
         target = Target.read(stream.request)
         why = self.meter.refuses()
         if why:
-            self.log.add(target.name, target.address, target.port, "deny", rule="limits", reason=why)
+            address = "" if target.name else target.address
+            self.log.add(target.name, address, target.port, "deny", rule="limits", reason=why)
             stream.close(closing(errno.EACCES, why))
             return
         connection = Connection(self, stream, target)
