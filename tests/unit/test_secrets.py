@@ -262,6 +262,56 @@ def test_what_a_server_sends_back_is_hidden() -> None:
     assert there.scrub_body(Response(((b"Content-Encoding", b"gzip"),), 1, 200, b""), same_length=False) is None
 
 
+def test_no_number_of_credentials_makes_a_value_forgotten() -> None:
+    """Each of them is remembered, too: they must not take the place of the value itself."""
+    there = here()
+    many = [(b"X-%d" % number, b"Basic " + base64.b64encode(b"%d:" % number + P)) for number in range(64)]
+    swapped(there, *many, (b"Authorization", P))
+    response = Response(((b"X", V),), 1, 200, b"")
+    assert there.scrub_head(response).fields == ((b"X", P),)
+    scrub = there.scrub_body(response, same_length=False)
+    assert scrub is not None
+    assert scrub.whole(V) == P
+    with pytest.raises(Refused, match="64 different"):
+        swapped(there, (b"Authorization", b"Basic " + base64.b64encode(b"64:" + P)))
+
+
+def test_values_of_before_many_rotations_do_not_hide_the_one_of_now() -> None:
+    table = SecretTable([Spec()], {"TOKEN": VALUE})
+    there = table.at(NAME, 443, secure=True)
+    for number in range(300):
+        table.set({"TOKEN": f"rotated-value-{number}"})
+        swapped(there, (b"X", P))
+    shown = there.scrub_head(Response(((b"X", b"rotated-value-299"), (b"Y", b"rotated-value-200")), 1, 200, b""))
+    assert [value for _, value in shown.fields] == [P, P]
+
+
+def test_what_a_program_can_make_a_server_say_of_its_answer_is_hidden_too() -> None:
+    """A store answers with the Content-Type that a query asks for; a debugger with headers of any name."""
+    there = here("headers", "query")
+    swapped(there, target=b"/o?response-content-type=" + P)
+    length = (b"Content-Length", b"%d" % len(V))
+    response = Response(((b"Content-Type", V), (b"X-" + V, b"1"), (b"Trailer", V), length), 1, 200, b"")
+    assert there.scrub_head(response).fields == ((b"Content-Type", P), (b"X-" + P, b"1"), (b"Trailer", P), length)
+
+
+def test_two_secrets_in_one_credential_are_both_hidden() -> None:
+    other = Spec("OTHER", placeholder="sloplet-secret-other-0123456789abcdef")
+    there = SecretTable([Spec(), other], {"TOKEN": VALUE, "OTHER": "the-other-value"}).at(NAME, 443, secure=True)
+    coded = base64.b64encode(P + b":" + other.placeholder.encode())
+    sent = base64.b64encode(V + b":the-other-value")
+    assert b"Basic " + sent in swapped(there, (b"Authorization", b"Basic " + coded))
+    assert there.scrub_head(Response(((b"X", sent),), 1, 200, b"")).fields == ((b"X", coded),)
+
+
+def test_a_value_in_an_odd_place_of_a_response_is_hidden_too() -> None:
+    there = here(value="value-as-a-token")
+    swapped(there, (b"Accept", b"text/" + P))
+    fields = ((b"Content-Type", b"text/value-as-a-token"), (b"X-value-as-a-token", b"y"), (b"Content-Length", b"5"))
+    shown = there.scrub_head(Response(fields, 1, 200, b"OK"))
+    assert shown.fields == ((b"Content-Type", b"text/" + P), (b"X-" + P, b"y"), (b"Content-Length", b"5"))
+
+
 def test_servers_are_asked_for_what_can_be_searched() -> None:
     assert b"Accept-Encoding: identity\r\n" in swapped(here(), (b"Accept-Encoding", b"gzip, br"))
     assert b"Accept-Encoding: gzip\r\n" in swapped(here(host="other.test"), (b"Accept-Encoding", b"gzip"))

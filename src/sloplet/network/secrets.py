@@ -20,7 +20,10 @@ from .needles import Replacer, Scanner, disguises
 _SHORTEST_PLACEHOLDER = 8
 _SHORTEST_SCRUBBED = 8  # a shorter value would be found in what has nothing to do with it
 _LONGEST_VALUE = 16 * 1024
-_MAX_REMEMBERED = 64
+_MAX_CREDENTIALS = 64  # different ones of Basic, on one connection
+_MAX_FORMS = 256  # of values, those of before a rotation included: more than all secrets have at once
+#: Headers of a response that say where it ends.
+_FRAMING = frozenset(b"content-length transfer-encoding connection upgrade".split())
 #: Headers that say how a message is to be read: never changed.
 _FIXED = frozenset(
     b"host content-length transfer-encoding connection upgrade te trailer expect content-type content-encoding".split()
@@ -148,7 +151,8 @@ class Here:
         self._table = table
         self._host = host
         self._bound = bound
-        self._scrubbed: dict[bytes, bytes] = {}  # what may come back -> what is shown instead
+        self._values: dict[bytes, bytes] = {}  # what may come back -> what is shown instead
+        self._credentials: dict[bytes, bytes] = {}  # the same, of Basic
         over = "" if secure else " without TLS"
         self._foreign = Scanner(
             {
@@ -163,15 +167,14 @@ class Here:
 
     def swap_head(self, request: Request) -> Request:
         """With values in place of placeholders; Refused if one is where it must not be, or has no value."""
+        if self._scrubs():  # before anything else: no request goes out whose answer would not be searched
+            self._remember()
         for spec in self._bound:
-            place = spec.placeholder.encode()
             if "query" in spec.where:
-                request = self._swap_query(request, spec, place)
-            if "headers" in spec.where:
-                request = replace(request, fields=tuple(self._swap_field(item, spec, place) for item in request.fields))
+                request = self._swap_query(request, spec, spec.placeholder.encode())
+        request = replace(request, fields=tuple(self._swap_field(field) for field in request.fields))
         self._check_rest(request)
         if self._scrubs():
-            self._remember()
             request = replace(request, fields=with_field(request.fields, b"Accept-Encoding", b"identity"))
         return request
 
@@ -182,21 +185,27 @@ class Here:
                 query = query.replace(form, quote(self._table.value(spec), safe="").encode())
         return replace(request, target=path + mark + query)
 
-    def _swap_field(self, field: tuple[bytes, bytes], spec: Spec, place: bytes) -> tuple[bytes, bytes]:
+    def _swap_field(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         name, value = field
         if name.lower() in _FIXED:
             return field
-        if place in value:
-            return name, value.replace(place, self._table.value(spec))
         scheme, _, coded = value.partition(b" ")
-        if scheme.lower() == b"basic":
-            plain = _decoded(coded.strip())
-            if place in plain:
-                swapped = b64encode(plain.replace(place, self._table.value(spec)))
-                if len(self._scrubbed) < _MAX_REMEMBERED:
-                    self._scrubbed[swapped] = coded.strip()
-                return name, scheme + b" " + swapped
-        return field
+        if scheme.lower() == b"basic" and (plain := _decoded(coded.strip())):
+            swapped = self._swap_text(plain)
+            if swapped == plain:
+                return field
+            made = b64encode(swapped)
+            self._credentials[made] = coded.strip()
+            if len(self._credentials) > _MAX_CREDENTIALS:
+                raise Refused(f"more than {_MAX_CREDENTIALS} different Basic credentials on one connection")
+            return name, scheme + b" " + made
+        return name, self._swap_text(value)
+
+    def _swap_text(self, text: bytes) -> bytes:
+        for spec in self._bound:
+            if "headers" in spec.where and spec.placeholder.encode() in text:
+                text = text.replace(spec.placeholder.encode(), self._table.value(spec))
+        return text
 
     def _check_rest(self, request: Request) -> None:
         """No placeholder is left in the head."""
@@ -242,11 +251,17 @@ class Here:
     def _remember(self) -> None:
         """The values of now, in the forms in which a server may send them back; those of before a rotation stay."""
         for spec in self._bound:
-            if self._table.known(spec) and len(self._scrubbed) < _MAX_REMEMBERED:
-                value = self._table.value(spec)
-                if len(value) >= _SHORTEST_SCRUBBED:
-                    for form in {value, quote(value, safe="").encode(), _escaped(value, b"application/json")}:
-                        self._scrubbed[form] = spec.placeholder.encode()
+            value = self._table.value(spec) if self._table.known(spec) else b""
+            if len(value) >= _SHORTEST_SCRUBBED:
+                for form in {value, quote(value, safe="").encode(), _escaped(value, b"application/json")}:
+                    self._values.pop(form, None)
+                    self._values[form] = spec.placeholder.encode()
+        for form in list(self._values)[:-_MAX_FORMS]:
+            del self._values[form]
+
+    @property
+    def _scrubbed(self) -> dict[bytes, bytes]:
+        return {**self._values, **self._credentials}
 
     def scrub_head(self, response: Response) -> Response:
         """With placeholders in place of values that the server sends back."""
@@ -254,7 +269,8 @@ class Here:
             return response
         scrub = Replacer(self._scrubbed)
         fields = tuple(
-            (name, value if name.lower() in _FIXED else scrub.whole(value)) for name, value in response.fields
+            (name, value) if name.lower() in _FRAMING else (scrub.whole(name), scrub.whole(value))
+            for name, value in response.fields
         )
         return replace(response, fields=fields, reason=scrub.whole(response.reason))
 
