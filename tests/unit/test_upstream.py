@@ -95,10 +95,41 @@ def test_a_resolver_that_hangs_holds_nobody_for_long(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         monkeypatch.setattr(upstream, "_RESOLVERS", 2)
         monkeypatch.setattr(socket, "getaddrinfo", hang)
-        system = System(patience=0.05)
-        for _ in range(5):  # more than there are threads
-            with pytest.raises(OSError, match="did not answer"):
-                await system.resolve("a.example.com")
-        released.set()
+        resolver = Resolver(System(), patience=0.05)
+        try:
+            for number in range(5):  # more than there are threads
+                with pytest.raises(OSError, match="did not answer"):
+                    await resolver.resolve(f"a{number}.example.com")
+        finally:
+            released.set()
+
+    asyncio.run(main())
+
+
+def test_one_whose_name_servers_are_silent_does_not_take_the_resolver_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also not after its questions have timed out: their threads go on waiting."""
+    released = threading.Event()
+
+    def look_up(name: str, *_: Any, **__: Any) -> list[Any]:
+        if name.endswith(".silent.example"):
+            released.wait(60)
+        return [(0, 0, 0, "", ("93.184.216.34", 0))]
+
+    async def main() -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        system = System()
+        hostile, other = Resolver(system, patience=0.1), Resolver(system, patience=20)
+        try:
+            for wave in range(3):
+                names = [f"{wave}-{number}.silent.example" for number in range(200)]
+                found = await asyncio.gather(*(hostile.resolve(name) for name in names), return_exceptions=True)
+                assert all(isinstance(item, OSError) for item in found)
+            assert len(hostile._asked) <= 256  # what waits is bounded, too
+            assert await other.resolve("good.example") == ["93.184.216.34"]
+        finally:
+            released.set()
+            hostile.close()
 
     asyncio.run(main())

@@ -13,14 +13,19 @@ from .upstream import Upstream
 KEPT = 30.0
 _MOST = 1024
 _NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-_AT_ONCE = 64  # names that are being asked for
+PATIENCE = 10.0  # seconds that somebody waits for an answer
+#: Names that are being asked for. A thread of the machine's resolver cannot be called back: one whose name server is
+#: silent is held until it gives up by itself, so one sandbox gets a few of them, and the others are left theirs.
+_AT_ONCE = 6
+_MOST_ASKED = 256  # names that are asked for, or wait for that
 
 
 class Resolver:
     """One per sandbox: what one has asked for, another cannot see by its speed."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, *, patience: float = PATIENCE) -> None:
         self._upstream = upstream
+        self._patience = patience
         self._known: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
         self._asked: dict[str, asyncio.Task[list[str]]] = {}
         self._room = asyncio.Semaphore(_AT_ONCE)
@@ -33,9 +38,15 @@ class Resolver:
             return known[1]
         task = self._asked.get(name)
         if task is None:
+            if len(self._asked) >= _MOST_ASKED:
+                raise OSError(errno.EAGAIN, "too many names are being looked up")
             task = self._asked[name] = asyncio.ensure_future(self._ask(name))
             task.add_done_callback(lambda task: self._answered(name, task))
-        return await asyncio.shield(task)  # one who gives up leaves the others their answer
+        try:
+            async with asyncio.timeout(self._patience):
+                return await asyncio.shield(task)  # one who gives up leaves the others their answer
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, f"the resolver did not answer within {self._patience:g} s") from None
 
     async def _ask(self, name: str) -> list[str]:
         async with self._room:

@@ -9,8 +9,8 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-PATIENCE = 10.0  # seconds, for an answer of the resolver, and for a connection
-_RESOLVERS = 16  # at the same time
+PATIENCE = 10.0  # seconds, for a connection
+_RESOLVERS = 64  # at the same time, of all sandboxes; resolving.py says how many of these one may occupy
 _MOST = 32  # addresses of a name that are looked at
 
 
@@ -20,7 +20,7 @@ class Upstream(Protocol):
 
     async def resolve(self, name: str) -> list[str]:
         """Its addresses as text, those to try first in front; [] or socket.gaierror (EAI_NONAME) if there is no such
-        name. OSError if that cannot be found out."""
+        name. OSError if that cannot be found out. It may take long: who asks does not wait for ever."""
 
     async def connect(self, address: str, port: int) -> socket.socket:
         """A connected socket that does not block, to exactly that address. OSError."""
@@ -41,11 +41,7 @@ class System:
             work = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, name)
         except RuntimeError as error:
             raise OSError(errno.EAGAIN, f"no thread can be started: {error}") from error
-        try:
-            async with asyncio.timeout(self._patience):
-                return await work
-        except TimeoutError:
-            raise OSError(errno.ETIMEDOUT, f"the resolver did not answer within {self._patience:g} s") from None
+        return await work
 
     async def connect(self, address: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
