@@ -332,6 +332,29 @@ def test_connections_are_bounded_and_the_next_waits(monkeypatch: pytest.MonkeyPa
     serve(work, p80=echo)
 
 
+def test_a_sandboxs_listeners_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_TOGETHER", 2)
+
+    async def work(box: Box, ports: Ports) -> None:
+        one, two, other = ports.expose("a", 80), ports.expose("a", 81), ports.expose("b", 80)
+        clients = [await connect(one), await connect(two)]
+        for reader, writer in clients:
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+        late = [await connect(one), await connect(two), await connect(other)]
+        for _, writer in late:
+            writer.write(b"x")
+        assert await late[2][0].readexactly(1) == b"x"  # another sandbox's matter
+        assert len(box.dialled) == 3
+        for _, writer in clients:  # each makes room for one, of whichever listener
+            writer.close()
+        assert [await reader.readexactly(1) for reader, _ in late[:2]] == [b"x", b"x"]
+        for _, writer in late:
+            writer.close()
+
+    serve(work, p80=echo, p81=echo)
+
+
 def test_a_crowd_is_served_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
 

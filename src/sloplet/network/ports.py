@@ -24,6 +24,7 @@ from ..wire.streams import HostStream
 from .tie import Tie, reset_socket
 
 MOST_CONNECTIONS = 256  # of one listener; more wait in the kernel's queue
+MOST_TOGETHER = 512  # of all listeners of a sandbox: half of its wire's streams stay for commands and files
 MOST_LISTENERS = 256  # of one sandbox
 _BACKLOG = 1024  # beyond it the kernel resets who comes
 _OPENING = 60.0  # until a connection is through, a wake included
@@ -90,12 +91,23 @@ class Listener:
         self._socket = listening
         self._loop = asyncio.get_running_loop()
         self._accepting = self._closed = False
+        self.serving = False  #: whether its sandbox runs, or sleeps
         self._opening: set[asyncio.Task[None]] = set()
         self._ties: set[Tie] = set()
 
+    def begin(self) -> None:
+        """Serve who waits, and who comes."""
+        self.serving = True
+        self.accept()
+
+    @property
+    def count(self) -> int:
+        """How many are connected, or about to be."""
+        return len(self._opening) + len(self._ties)
+
     def accept(self) -> None:
         """Take connections, as far as there is room."""
-        wanted = not self._closed and len(self._opening) + len(self._ties) < MOST_CONNECTIONS
+        wanted = not self._closed and self.count < MOST_CONNECTIONS and self._ports.has_room(self._sandbox)
         if wanted and not self._accepting:
             self._loop.add_reader(self._socket, self._on_readable)
         elif self._accepting and not wanted:
@@ -115,7 +127,7 @@ class Listener:
         task = asyncio.ensure_future(self._serve(connection))
         self._opening.add(task)
         task.add_done_callback(self._opened)
-        self.accept()
+        self._ports.balance(self._sandbox)
 
     async def _serve(self, connection: socket.socket) -> None:
         patience = 0.0 if self._ports.is_awake(self._sandbox) else _JUST_WOKEN
@@ -141,16 +153,16 @@ class Listener:
             self._loop.call_exception_handler(
                 {"message": "sloplet: a connection to a port failed", "exception": task.exception(), "task": task}
             )
-        self.accept()
+        self._ports.balance(self._sandbox)
 
     def _untied(self, tie: Tie) -> None:
         self._ties.discard(tie)
-        self.accept()
+        self._ports.balance(self._sandbox)
 
     def close(self) -> None:
         """Listen no more, and cut what is connected. Idempotent."""
         self._closed = True
-        self.accept()
+        self.accept()  # no more
         self._socket.close()
         for task in self._opening:
             task.cancel()
@@ -196,8 +208,17 @@ class Ports:
             if not there:
                 del self._listeners[sandbox_id]
         if accept:
-            listener.accept()
+            listener.begin()
         return listener.port
+
+    def has_room(self, sandbox_id: str) -> bool:
+        return sum(listener.count for listener in self._listeners.get(sandbox_id, ())) < MOST_TOGETHER
+
+    def balance(self, sandbox_id: str) -> None:
+        """A connection came or went: who may take the next?"""
+        for listener in self._listeners.get(sandbox_id, ()):
+            if listener.serving:
+                listener.accept()
 
     def reserve(self, sandbox_id: str, ports: Iterable[tuple[int, int]]) -> None:
         """Listen for all of these, (inside, outside), or for none. Nobody is served before ``begin``."""
@@ -219,7 +240,7 @@ class Ports:
                 except SlopletError as error:
                     problem = str(error)
         for listener in self._listeners.get(sandbox_id, ()):
-            listener.accept()
+            listener.begin()
         return problem
 
     def list(self, sandbox_id: str) -> _list[Port]:
