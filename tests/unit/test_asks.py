@@ -69,6 +69,32 @@ def test_silence_and_leaving_are_no() -> None:
     asyncio.run(main())
 
 
+def test_who_gives_up_does_not_leave_its_question_behind() -> None:
+    """A program that connects and leaves, again and again: neither is anybody bothered, nor is the room used up."""
+
+    async def main() -> None:
+        asks = Asks("box")
+        questions = asks.listen()
+        for number in range(1000):
+            waiting = asyncio.ensure_future(asks.decide(f"a{number}.example.com", "", 443, "why"))
+            while not asks.pending:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            assert asks.pending == []
+        assert all(len(asker.queue) <= 64 for asker in asks._askers)
+        one = asyncio.ensure_future(asks.decide("last.example.com", "", 443, "why"))
+        other = asyncio.ensure_future(asks.decide("last.example.com", "", 443, "why"))
+        ask = await first(questions)
+        assert ask.name == "last.example.com"
+        one.cancel()  # somebody else still waits
+        await asyncio.gather(one, return_exceptions=True)
+        assert asks.answer(ask.id, "once")
+        assert await other == ("once", "")
+
+    asyncio.run(main())
+
+
 def test_who_comes_later_sees_what_waits() -> None:
     async def main() -> None:
         asks = Asks("box")

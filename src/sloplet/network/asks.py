@@ -55,6 +55,7 @@ class Asks:
         self._next = 1
         self._askers: list[_Asker] = []
         self._waiting: dict[tuple[str, str, int], tuple[Ask, asyncio.Future[str]]] = {}
+        self._patients: dict[asyncio.Future[str], int] = {}  # how many wait for it
         self._closed = False
 
     @property
@@ -76,14 +77,22 @@ class Asks:
             self._next += 1
             self._waiting[key] = (ask, future)
             for asker in self._askers:
+                if len(asker.queue) >= _MOST:  # of these some are not asked any more
+                    asker.queue[:] = [each for each in asker.queue if each in self.pending]
                 asker.queue.append(ask)
                 asker.changed.set()
+        self._patients[future] = self._patients.get(future, 0) + 1
         try:
             async with asyncio.timeout(self._patience):
                 answer = await asyncio.shield(future)
         except TimeoutError:
             self._settle(key, future, "")
             return "no", f"nobody answered within {self._patience:g} s"
+        finally:
+            self._patients[future] -= 1
+            if not self._patients[future]:  # who asked has given up: nobody needs to be bothered
+                del self._patients[future]
+                self._settle(key, future, "")
         return (answer, "") if answer else ("no", "nobody is there any more to be asked")
 
     def answer(self, ask_id: int, answer: str) -> bool:
