@@ -49,6 +49,7 @@ class Tie:
     def cut(self) -> None:
         """Both sides see a reset. Idempotent."""
         if not self._done:
+            self._stream.on_change(None)
             self._stream.reset()
             self._finish(reset=True)
 
