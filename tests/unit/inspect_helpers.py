@@ -82,6 +82,12 @@ def sandbox_ca() -> tuple[Authority, str]:
     return authority, file.name
 
 
+@functools.cache
+def servers_trust() -> ssl.SSLContext:
+    """Reading the machine's own store takes long."""
+    return upstream_context(internet()[1])
+
+
 @dataclass
 class World:
     port: int  #: where the program connects to
@@ -146,8 +152,10 @@ async def world(
         return Pipe(*await asyncio.open_connection("127.0.0.1", upstream_port))
 
     made: World
+    alive: set[asyncio.Task[None] | None] = set()  # asyncio itself would let them be collected while they wait
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        alive.add(asyncio.current_task())
         client = Pipe(reader, writer)
         guard = Guard(
             name,
@@ -160,14 +168,14 @@ async def world(
         )
         try:
             if tls:
-                context = trust or upstream_context(internet()[1])
-                await inspect_tls(client, dial or default_dial, guard, sandbox_ca()[0], context)
+                await inspect_tls(client, dial or default_dial, guard, sandbox_ca()[0], trust or servers_trust())
             else:
                 await check_http(client, await (dial or default_dial)(), guard)
             made.ends.append("")
         except (OSError, asyncio.CancelledError) as error:
             made.ends.append(type(error).__name__)
         finally:
+            alive.discard(asyncio.current_task())
             writer.close()
             made.idle.set()
 
