@@ -58,6 +58,7 @@ class Server:
 
     def __init__(self, channel: Memory) -> None:
         self.hosts: list[bytes] = []
+        self.whole = 0  # requests that came to their end
         self.error = ""
         self._channel = channel
         self._h11 = h11.Connection(h11.SERVER)
@@ -75,6 +76,7 @@ class Server:
             if isinstance(event, h11.Request):
                 self.hosts += [value for name, value in event.headers if name == b"host"]
             elif isinstance(event, h11.EndOfMessage):
+                self.whole += 1
                 answer = h11.Response(status_code=200, headers=[(b"content-length", b"2")])
                 self._channel.incoming.put_nowait(self._h11.send(answer) or b"")
                 self._channel.incoming.put_nowait(self._h11.send(h11.Data(data=b"ok")) or b"")
@@ -135,7 +137,7 @@ def test_the_server_sees_whole_requests_for_this_host_only(data: bytes, cuts: li
         answers = client.written.count(b"HTTP/1.1 200")
         assert answers <= len(server.hosts)
         again, _, _ = await served([data], Guard("a.com", 80))
-        assert again.hosts == server.hosts
+        assert again.whole == server.whole  # a head whose body turns out to be bad may have left, or not
 
     asyncio.run(main())
 
