@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from sloplet.network.channel import Refused
-from sloplet.network.connection import Target
 from sloplet.network.gate import Gate
 from sloplet.network.needles import Scanner
+from sloplet.network.target import Target
 
 pytestmark = pytest.mark.anyone
 

@@ -23,7 +23,7 @@ from . import names
 from .asks import Asks
 from .channel import Refused
 from .channels import SocketChannel, StreamChannel
-from .connection import Connection, Target
+from .connection import Connection
 from .gate import Gate, Scan
 from .hosts import Host, parse_host
 from .learn import Learned
@@ -33,6 +33,7 @@ from .policy import Policy
 from .presets import policy_of
 from .relay import Outward, closing
 from .resolving import Resolver
+from .target import Target
 from .upstream import Upstream
 
 if TYPE_CHECKING:
