@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ..errors import SlopletError
 from ..wire.mux import AgentStream
 from .limits import Meter
-from .relay import close_socket
+from .tie import close_socket
 
 _PIECE = 256 * 1024
 

@@ -21,7 +21,7 @@ from ..wire.fields import Fields
 from ..wire.mux import request
 from ..wire.schema import Op, Tag
 from ..wire.streams import HostStream
-from .tie import Tie, reset_socket
+from .tie import Tie, close_socket
 
 MOST_CONNECTIONS = 256  # of one listener; more wait in the kernel's queue
 MOST_TOGETHER = 512  # of all listeners of a sandbox: half of its wire's streams stay for commands and files
@@ -135,7 +135,7 @@ class Listener:
             async with asyncio.timeout(_OPENING):
                 stream = await dial(self._ports.opener, self._sandbox, self.port.inside, patience)
         except BaseException as error:
-            reset_socket(connection)
+            close_socket(connection, reset=True)
             if isinstance(error, (SandboxNotFound, SandboxDead)):
                 self._loop.call_soon(self._ports.close, self._sandbox)
             if isinstance(error, (SlopletError, TimeoutError)):

@@ -14,7 +14,6 @@ import asyncio
 import errno
 import os
 import socket
-import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,9 +22,9 @@ from ..wire.mux import AgentStream
 from ..wire.schema import INITIAL_CREDIT, MAX_PAYLOAD, Channel, Tag
 from .channel import Refused
 from .limits import Meter
+from .tie import close_socket
 
 _LUMP = INITIAL_CREDIT // 4
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing it is a reset
 
 
 class Outward(Protocol):
@@ -278,16 +277,6 @@ class Relay:
             self._loop.remove_writer(self._fd)
         self._reading = self._writing = False
         self._rest = None
-
-
-def close_socket(sock: socket.socket, *, reset: bool) -> None:
-    """Close it; with a reset, so that the other side cannot take an end by force for an end in order."""
-    if reset:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        except OSError:
-            pass
-    sock.close()
 
 
 def closing(code: int, message: str = "") -> Fields:

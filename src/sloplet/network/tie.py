@@ -15,16 +15,17 @@ from ..wire.schema import INITIAL_CREDIT, MAX_PAYLOAD, Tag
 from ..wire.streams import HostStream
 
 _LUMP = INITIAL_CREDIT // 2
-_LINGER = struct.pack("ii", 1, 0)
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing it is a reset
 
 
-def reset_socket(connection: socket.socket) -> None:
-    """Close it so that the other side sees a reset, not an end in order."""
-    try:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
-    except OSError:
-        pass
-    connection.close()
+def close_socket(sock: socket.socket, *, reset: bool) -> None:
+    """Close it; with a reset, so that the other side cannot take an end by force for an end in order."""
+    if reset:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        except OSError:
+            pass
+    sock.close()
 
 
 class Tie:
@@ -155,8 +156,5 @@ class Tie:
             self._loop.remove_reader(self._socket)
         if self._writing:
             self._loop.remove_writer(self._socket)
-        if reset:
-            reset_socket(self._socket)
-        else:
-            self._socket.close()
+        close_socket(self._socket, reset=reset)
         self._on_done(self)
