@@ -27,7 +27,7 @@ from .live import (
     hello_fields,
     wait_and_clean,
 )
-from .networks import check_served, environment, furnish, with_authority
+from .networks import check_served, environment, furnish, with_authority, with_denied
 from .spec import SandboxSpec
 from .state.home import Home, remove_log
 from .state.locks import Owner
@@ -51,7 +51,6 @@ _LAST_WORDS = 0.2
 _PULSE = 5.0
 _QUIET = 10.0  # nothing heard for that long from one that was asked something: does it still answer?
 _PATIENCE = 60.0
-_DENIED = 500  # characters of a reason
 
 
 class Holder:
@@ -262,7 +261,7 @@ class Holder:
         before = live.running.pop(stream.id)
         mark = live.denials.pop(stream.id, 0)
         if live.egress is not None or Tag.DENIED in result:
-            result = _with_denied(result, live.egress.log.denied_since(mark) if live.egress is not None else [])
+            result = with_denied(result, live.egress.log.denied_since(mark) if live.egress is not None else [])
         if stream.id in live.overdue:
             live.overdue.pop(stream.id).cancel()
         failed = result.integer(Tag.SIGNUM, 0) or result.integer(Tag.EXIT_CODE, 0)
@@ -445,11 +444,3 @@ def _remember(reasons: dict[str, str], sandbox_id: str, reason: str) -> None:
     reasons[sandbox_id] = reason
     while len(reasons) > 1000:
         del reasons[next(iter(reasons))]
-
-
-def _with_denied(result: Fields, reasons: list[str]) -> Fields:
-    """What the agent says of refusals is not believed: only what was refused here."""
-    fields = Fields(*((tag, value) for tag, value in result if tag is not Tag.DENIED))
-    for reason in reasons:
-        fields.add(Tag.DENIED, reason[:_DENIED])
-    return fields

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 _Decisions = list["Decision"]
+_DENIED = 500  # characters of a reason that a command's result tells
 _DONE = {"pause": "paused", "kill": "ended"}
 
 
@@ -338,3 +339,11 @@ async def furnish(live: Live) -> None:
         return live.mux.open(fields)
 
     await install(ask, egress.inspection.authority.ca_pem, single_user=live.instance.hello.no_users)
+
+
+def with_denied(result: Fields, reasons: list[str]) -> Fields:
+    """What the agent says of refusals is not believed: only what was refused here."""
+    fields = Fields(*((tag, value) for tag, value in result if tag is not Tag.DENIED))
+    for reason in reasons:
+        fields.add(Tag.DENIED, reason[:_DENIED])
+    return fields

@@ -18,7 +18,7 @@ from sloplet.controller import SandboxInfo
 from sloplet.errors import SandboxNotFound, SpecError, StartFailed
 from sloplet.events import EventBus
 from sloplet.netspec import Network, NetworkSpec, Secret
-from sloplet.networks import Networks, check_served, environment, looks_into, with_authority
+from sloplet.networks import Networks, check_served, environment, looks_into, with_authority, with_denied
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home, new_id
 from sloplet.state.store import Store
@@ -286,3 +286,11 @@ def test_a_link_leads_to_a_sandbox_by_its_name(tmp_path: Path) -> None:
             await egress.dial_link("nobody", 5432)
 
     with_holder(tmp_path / "home", scenario)
+
+
+def test_only_what_was_refused_here_is_told_as_refused() -> None:
+    lie = Fields((Tag.EXIT_CODE, 1), (Tag.DENIED, "an agent's word"))
+    told = with_denied(lie, ["a reason", "x" * 5000])
+    assert told.integer(Tag.EXIT_CODE) == 1
+    assert told.all(Tag.DENIED) == [b"a reason", b"x" * 500]
+    assert Tag.DENIED not in with_denied(lie, [])
