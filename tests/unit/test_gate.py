@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import pytest
@@ -140,3 +141,22 @@ def test_placeholders_are_looked_for_in_what_is_let_through_too() -> None:
             fed(gate, b"sloplet-sec", b"ret-x\n")
 
     asyncio.run(main())
+
+
+def test_tls_that_is_not_opened_does_not_pass_where_rules_are_about_requests() -> None:
+    context, outgoing = ssl.create_default_context(), ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="db.test")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read()
+
+    def work(told: Told, gate: Gate) -> None:
+        assert fed(gate, hello) == hello
+
+    run(work)
+
+    def refused(told: Told, gate: Gate) -> None:
+        with pytest.raises(Refused, match="not opened"):
+            fed(gate, hello)
+
+    run(refused, needs_requests=True)

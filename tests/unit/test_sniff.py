@@ -55,7 +55,7 @@ def test_a_real_hello() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100, 16384])
 def test_a_hello_in_pieces_of_records_and_reads(size: int) -> None:
-    data = records(hello()[5:], size)
+    data = records((hello() if size > 4 else made(sni(b"example.com")))[5:], size)
     for end in range(len(data)):
         assert sniff(data[:end]) is None, end
     assert sniff(data) == Tls("example.com")
@@ -81,6 +81,9 @@ def test_encrypted_hello_is_seen() -> None:
         b"\x16\x03\x01\x50\0" + b"\1" * 20,
         b"\x16\x03\x01\0\0",
         b"\x16\x02\x01\0\5",
+        b"\x15\x03\x01\0\2\1\x5a" + hello(),
+        b"\x15\0\0\0\2\1\x5a" + hello(),
+        records(hello()[5:], 1),
         made(sni(b"a.com"))[:60] + b"\x17" * 300,
         records(b"\1\xff\xff\xff" + b"x" * 17000, 16384),
         records(hello()[5:] + hello("evil.com")[5:], 16384),
@@ -105,6 +108,8 @@ def test_a_hello_of_ssl2_has_no_name() -> None:
         b"M-SEARCH * HTTP/1.1\r\n",
         b"GET\t/\tHTTP/1.1\r\n", b"GET /\x01\xff HTTP/1.1\r\n", b"GET /" + b"a" * 9000, b"PROPFIND /" + b"a" * 9000,
         b"\r\n" * 5000,
+        b"GET" + b" " * 9000, b"GET x" + b"a" * 9000,
+        b"GET\x0b/\x0bHTTP/1.1\r\n", b"\x0cGET / HTTP/1.1\r\n", b"GET\x1f/\r\n", b"GET\xa0/x\x85HTTP/1.1\r\n",
     ],
 )  # fmt: skip
 def test_whatever_a_lenient_server_takes_for_http_is_http(line: bytes) -> None:
@@ -117,6 +122,7 @@ def test_whatever_a_lenient_server_takes_for_http_is_http(line: bytes) -> None:
     [
         b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO me\r\n",
         b"\x3a\0\0\1", b"P\0",
+        b"\x15\x03\0\0\7\0\0\0", b"\x0b\0\0\0", b"\x85\0\2",
         b"get key\r\n", b"USER me\r\n", b"{}\n", b"OPTIONS rtsp://h/ RTSP/1.0\r\n", b"\x10\x10\0\4MQTT",
     ],
 )  # fmt: skip
@@ -125,7 +131,21 @@ def test_other_protocols_are_opaque(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"G", b"GET", b"GET /", b"NICK", b"\x16", b"\x16\x03", b"\r\n", b"\x80", b"\x80\x2e\x01"]
+    "data",
+    [
+        b"",
+        b"G",
+        b"GET",
+        b"GET /",
+        b"NICK",
+        b"\x16",
+        b"\x16\x03",
+        b"\x15",
+        b"\x15\3\3\0\2",
+        b"\r\n",
+        b"\x80",
+        b"\x80\x2e\x01",
+    ],
 )
 def test_more_is_needed(data: bytes) -> None:
     assert sniff(data) is None
@@ -172,6 +192,11 @@ def test_a_second_hello_must_name_the_same_server(step: int) -> None:
     assert "another server" in (after(hello(), CCS, hello("evil.com"), step=step) or "")
     assert "another server" in (after(hello(), records(hello("evil.com")[5:], 3), step=step) or "")
     assert "another server" in (after(hello(), hello(None), step=step) or "")
+    alert = b"\x15\x03\x03\0\2\1\x5a"
+    assert "another server" in (after(hello(), alert, CCS, alert, hello("evil.com"), step=step) or "")
+    assert after(hello(), alert, hello(), DATA, step=step) is None
+    huge = b"\1\1\0\x40" + hello("evil.com")[9:] + b"x" * 66_000
+    assert "another server" in (after(hello(), CCS, records(huge, 16384), step=step) or "")
     odd = hello("evil.com")
     odd = odd[:9] + b"\x7f\x7f" + odd[11:]  # a version that does not exist
     assert "another server" in (after(hello(), CCS, odd, step=step) or "")

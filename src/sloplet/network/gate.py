@@ -67,7 +67,7 @@ class Gate:
     @property
     def _is_text(self) -> bool:
         first = (self._sent or self._held)[0]
-        return first != 0x16 and first < 0x80
+        return first not in (0x15, 0x16) and first < 0x80
 
     def _let_go(self) -> bytes:
         self._connection.saw("tcp")
@@ -97,6 +97,8 @@ class Gate:
                 connection.go_on_tls(held)
                 return b""
             connection.saw("tls")
+            if connection.needs_requests:
+                raise Refused(f"the rules for {connection.target.name} are about requests, and its TLS is not opened")
             check_server_name(found, connection.target.name)
             self._hello = SecondHello(found)
             return self._after_hello(self._hello, held)

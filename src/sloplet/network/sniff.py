@@ -14,6 +14,10 @@ _LINE_LIMIT = 8 * 1024
 _CLIENT_HELLO = 1
 _SERVER_NAME, _ALPN, _ECH = 0, 16, 0xFE0D
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
+#: What some servers take for a space, Python's own for example.
+_SPACES = b" \t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0"
+_TO_SPACES = bytes.maketrans(_SPACES, b" " * len(_SPACES))
+_MAX_RECORDS = 128  # that a hello is spread over: each read looks at all of them again
 _PLAIN_METHODS = frozenset(b"GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PRI".split())
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?")
 
@@ -53,6 +57,8 @@ def sniff(data: bytes) -> Tls | Http | Opaque | Broken | None:
         return None
     if data[0] == 0x16:
         return _tls(data)
+    if data[0] == 0x15 and data[3:5] == b"\0\2"[: len(data[3:5])] and data[5:6] in (b"\1", b"\2", b""):
+        return Broken("it begins with an alert of TLS, which some servers pass over") if len(data) > 5 else None
     if data[0] & 0x80 and len(data) < 5 and b"\0\0\1\3".startswith(b"\0\0" + data[2:4]):
         return None
     if data[0] & 0x80 and data[2:4] == b"\1\3":  # the hello of SSL 2: TLS without a name
@@ -64,7 +70,7 @@ def sniff(data: bytes) -> Tls | Http | Opaque | Broken | None:
 
 
 def _http(data: bytes) -> Http | Opaque | None:
-    line, newline, _ = data.lstrip(b"\r\n \t").partition(b"\n")
+    line, newline, _ = data.lstrip(b"\r\n" + _SPACES).partition(b"\n")
     long = len(data) >= _LINE_LIMIT
     if not line:
         return Http() if long else None
@@ -75,15 +81,17 @@ def _http(data: bytes) -> Http | Opaque | None:
     word, rest = token[0], line[token.end() :]
     if not rest:
         return Opaque() if over else None
-    if rest[:1] not in (b" ", b"\t"):
+    if rest[0] not in _SPACES:
         return Opaque()
     if b"HTTP/" in rest.upper():
         return Http()
     if not over:
         return None
-    words = rest.split()
+    words = rest.translate(_TO_SPACES).split()
     target = words[:1] != [] and (words[0].startswith(b"/") or b"://" in words[0])
-    if newline:  # without a version: HTTP/0.9, which some servers still answer; another protocol's version is not HTTP
+    if not newline:  # it is long, and may still be one
+        target = target or not words or word.upper() in _PLAIN_METHODS
+    else:  # without a version: HTTP/0.9, which some servers still answer; another protocol's version is not HTTP
         target = target and len(words) == 1 and word.upper() in _PLAIN_METHODS
     return Http() if target else Opaque()
 
@@ -135,7 +143,7 @@ def _handshake(data: bytes) -> bytes | None:
     """The first handshake message, out of as many records as it takes; None: more bytes are needed."""
     message = b""
     at = 0
-    while True:
+    for _ in range(_MAX_RECORDS):
         record = data[at : at + 5]
         if record[:1] not in (b"\x16", b"") or record[1:2] not in (b"\3", b""):
             raise _Bad("is not in handshake records")
@@ -158,6 +166,7 @@ def _handshake(data: bytes) -> bytes | None:
                 return message[4:]
         if at > len(data):
             return None
+    raise _Bad(f"is in more than {_MAX_RECORDS} records")
 
 
 def _hello(message: bytes) -> Tls:
@@ -220,7 +229,10 @@ class SecondHello:
         self._data += data
         while not self.done and len(self._data) >= 6:
             size = 5 + int.from_bytes(self._data[3:5], "big")
-            if self._data[0] == 0x14 and self._hellos and size == 6:  # change_cipher_spec, for old boxes in between
+            # change_cipher_spec (for old boxes in between) and alerts in clear: a server may pass over them
+            if self._hellos and (self._data[0], size) in ((0x14, 6), (0x15, 7)):
+                if len(self._data) < size:
+                    return None
                 self._data = self._data[size:]
                 continue
             plain = self._plain_hello(size) if self._hellos else True
@@ -246,12 +258,12 @@ class SecondHello:
 
     def _plain_hello(self, size: int) -> bool | None:
         """Whether this record holds a ClientHello, and not what TLS 1.2 sends here (a key, or encrypted, which begins
-        like this once in 65,536 times). None: more bytes are needed."""
+        like this once in 20,000 times). None: more bytes are needed."""
         if self._data[0] != 0x16 or self._data[5] != _CLIENT_HELLO:
             return False
         if size < 5 + 2:
             return True
-        return None if len(self._data) < 5 + 2 else self._data[6] == 0
+        return None if len(self._data) < 5 + 2 else self._data[6] <= 2  # of its length: servers take 128 KiB
 
     def _after_hello(self) -> bytes:
         """What follows the records of the hello at the beginning."""
