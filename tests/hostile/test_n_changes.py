@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hostile_kit import eventually, runtime
 from live_kit import call, talk
-from net_kit import EVIL, EVIL_AT, GOOD, GOOD_AT, HELLO, Rung, attempt, decisions, http, set_network, tcp
+from net_kit import ATTEMPTS, EVIL, EVIL_AT, GOOD, GOOD_AT, HELLO, Rung, attempt, decisions, http, set_network, tcp
 
 import sloplet.network.egress
 import sloplet.network.policy
 from netkit import Internet
 from sloplet import Network, Sandbox
+from sloplet.engines import registry
 from sloplet.errors import SlopletError, SpecError
 
 pytestmark = pytest.mark.anyone  # the host's part, over whichever rung
@@ -131,6 +135,39 @@ def test_n12_it_is_kept_over_pauses(rung: Rung, net: Internet) -> None:
         assert net.packets(address=EVIL_AT) == []
 
 
+#: Makes a named sandbox, narrows its policy, and leaves it: by going (it is paused), or killed in the middle.
+ELSEWHERE = """
+import os, signal, sys
+from sloplet import Network, Sandbox
+with Sandbox("n12", engine="gvisor", network=Network(allow=[%r, %r])) as box:
+    box.files.write("attempts.py", sys.stdin.read())
+    box.pause()
+    box.network.set(Network(allow=[%r]))
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("ending", ["left", "killed"])
+def test_n12_by_another_process(rung: Rung, net: Internet, ending: str) -> None:
+    """Woken by another process, with the settings that it was made with: it has the policy that it was given last."""
+    if not rung.can.live_snapshots:
+        pytest.skip(f"capability: {rung.label} cannot save processes")
+    with rung.here():
+        script = ELSEWHERE % (GOOD, EVIL, GOOD)
+        done = subprocess.run([sys.executable, "-c", script, ending], input=ATTEMPTS, text=True, check=False)
+        assert done.returncode == (-9 if ending == "killed" else 0)
+        box = Sandbox("n12", engine=rung.name, network=Network(allow=[GOOD, EVIL]))
+        box.start()
+        try:
+            assert box.network.policy().allow == (GOOD,)
+            tried = attempt(box, http(EVIL))  # refused before anybody is asked: a keeper's world is the real one
+            tried.all_refused()
+            assert EVIL in tried.denied[0]
+        finally:
+            box.kill()
+
+
 # -- N-13 ----------------------------------------------------------------------------------------------------
 
 
@@ -236,3 +273,22 @@ def test_n13_the_agent_is_killed(rung: Rung, net: Internet) -> None:
         port = net.packets(address=GOOD_AT, port=7)[0]["source_port"]
         box.kill()
         eventually(lambda: any(each["port"] == port and each["size"] == 0 for each in net.packets(port=port)), 10)
+
+
+def test_n13_a_rung_that_cannot(rung: Rung, net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no way to bring to the agent what leaves (no nft, no tables), nothing is started without it."""
+    with rung.here():
+        engine = registry.load(rung.name)
+        probe = engine.probe()
+        without = replace(probe.capabilities, egress=False, no_egress="egress: nf_tables: Operation not supported")
+        monkeypatch.setattr(type(engine), "probe", lambda _: replace(probe, capabilities=without))
+        before = runtime().held
+        with pytest.raises(SlopletError, match=r"nf_tables: Operation not supported"):
+            Sandbox(engine=rung.name, network=Network(allow=[GOOD])).start()
+        assert runtime().held == before
+        with Sandbox(engine=rung.name) as box:
+            assert box.run("echo without").stdout == "without\n"
+    for other in ("process", "fake"):
+        if registry.load(other).probe().available:
+            with pytest.raises(SlopletError, match="network"):
+                Sandbox(engine=other, network=Network()).start()
