@@ -339,6 +339,33 @@ def test_in_query_and_body_if_asked_for() -> None:
     run(main())
 
 
+def test_what_is_held_of_bodies_is_bounded_for_all_connections_together() -> None:
+    """A body that finds no room is sent on in chunks, as a long one is."""
+
+    async def main() -> None:
+        log: list[bytes] = []
+        secrets = table("body")
+        size = 1024 * 1024
+        head = b"POST / HTTP/1.1\r\n" + HOST + CLOSE + b"Content-Length: "
+        async with world(echo(log), tls=True, secrets=secrets) as here:
+            stalled = [await here.open(program_context()) for _ in range(16)]
+            for pipe in stalled:
+                await pipe.write(head + b"%d\r\n\r\nx" % size)
+            while secrets._held < 16 * size:
+                await asyncio.sleep(0.01)
+            await here.say(head + b"%d\r\n\r\n" % len(P) + P, program_context())
+            assert b"Transfer-Encoding: chunked" in log[0]
+            assert VALUE.encode() in log[0]
+            for pipe in stalled:
+                pipe.abort()
+            while secrets._held:
+                await asyncio.sleep(0.01)
+            await here.say(head + b"%d\r\n\r\n" % len(P) + P, program_context())
+            assert b"Content-Length: %d" % len(VALUE) in log[-1]
+
+    run(main())
+
+
 def test_elsewhere_the_placeholder_is_refused() -> None:
     async def main() -> None:
         log: list[bytes] = []

@@ -200,9 +200,11 @@ class Exchange:
             scan = self._here.body_scan() if length else None
         guard.seen(request.method.decode(), "".join(c if c.isprintable() else "?" for c in path[:_SHOWN_PATH]))
         self.requests += 1
-        if swap is not None and 0 < length <= _BUFFERED_BODY:
-            payload, rest = await self._short_body(request, length, rest, scan)
-            return await self._forward_swapped(request, swap.whole(payload), rest)
+        if swap is not None and 0 < length <= _BUFFERED_BODY and guard.secrets is not None:
+            with guard.secrets.holding(length) as held:
+                if held:
+                    payload, rest = await self._short_body(request, length, rest, scan)
+                    return await self._forward_swapped(request, swap.whole(payload), rest)
         if swap is not None and length > 0:
             request = _chunked(request)
         self._pending.append(_Sent(request.method, request.minor, websocket))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 from urllib.parse import quote, unquote_to_bytes
@@ -20,6 +21,7 @@ from .needles import Replacer, Scanner, disguises
 _SHORTEST_PLACEHOLDER = 8
 _SHORTEST_SCRUBBED = 8  # a shorter value would be found in what has nothing to do with it
 _LONGEST_VALUE = 16 * 1024
+_MAX_HELD = 16 * 1024 * 1024
 _MAX_CREDENTIALS = 64  # different ones of Basic, on one connection
 _MAX_FORMS = 256  # of values, those of before a rotation included: more than all secrets have at once
 #: Headers of a response that say where it ends.
@@ -52,6 +54,7 @@ class SecretTable:
     def __init__(self, specs: Iterable[Spec], values: Mapping[str, str | None] | None = None) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._values: dict[str, str] = {}
+        self._held = 0  # bytes of bodies that are held back, on all connections
         for spec in self._specs.values():
             if len(spec.placeholder) < _SHORTEST_PLACEHOLDER or not spec.placeholder.isascii():
                 raise SpecError(
@@ -120,6 +123,18 @@ class SecretTable:
                 for needle in disguises(spec.placeholder.encode())
             }
         )
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[bool]:
+        """Whether so much of a body may be held back now, beside what other connections of the sandbox hold."""
+        if self._held + size > _MAX_HELD:
+            yield False
+            return
+        self._held += size
+        try:
+            yield True
+        finally:
+            self._held -= size
 
     def value(self, spec: Spec) -> bytes:
         """Refused if it has none now."""
