@@ -30,13 +30,15 @@ pytestmark = pytest.mark.anyone
 
 
 def old_home(path: Path) -> Home:
-    """As schema 1 left it, with a record of each state; specs as they were before live state."""
+    """As schema 1 left it, with a record of each state; specs as they were before live state and networks."""
     home = Home(path)
     home.open()
     home.snapshots.rmdir()
+    home.network.rmdir()
     spec = SandboxSpec.make("x", ttl=60).to_dict()
-    for field in ("template", "idle", "undo", "checkpoint_every", "pool"):
+    for field in ("template", "idle", "undo", "checkpoint_every", "pool", "secrets", "ports", "links", "authority"):
         del spec[field]
+    spec["network"] = "none"
     db = sqlite3.connect(home.database)
     for statement in database.MIGRATIONS[0]:
         db.execute(statement)
@@ -62,6 +64,7 @@ def check_migrated(store: Store) -> None:
         assert (info.created_at, info.expires_at, info.workdir) == (number, number + 60.0, "/w")
         assert (info.spec.ttl, info.spec.undo, info.spec.template) == (60.0, 0, None)
         assert (info.saved, info.saved_at, info.head, info.recovered_from) == (None, None, None, None)
+        assert (info.spec.network.mode, info.spec.authority, store.network(info.id)) == ("none", "", None)
     assert store.find("last").workdir == os.fsdecode(b"/\xff")
     assert len(store.list()) == 4
     assert store.list_snapshots() == []
@@ -75,6 +78,10 @@ def test_migration(tmp_path: Path) -> None:
     check_migrated(store)
     store.mark_paused("abc1", "saved", 1.0)
     assert store.find("abc1").state == "paused"
+    assert store.set_network("abc1", "{}")
+    assert store.network("abc1") == "{}"
+    assert not store.set_network("nobody", "{}")
+    assert store.network("nobody") is None
     store.close()
     fresh = Store(Home(tmp_path / "fresh"))
     schemas = [sorted(each._read("SELECT name, sql FROM sqlite_master", ())) for each in (Store(home), fresh)]

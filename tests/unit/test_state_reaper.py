@@ -123,6 +123,23 @@ def test_what_a_keeper_ran_is_dead_not_gone(home: Home, store: Store) -> None:
         make(home, store, Owner(home), name="Dev")
 
 
+def test_logs_of_those_that_are_gone_go_and_those_of_others_stay(home: Home, store: Store) -> None:
+    living = Owner(home)
+    mine = make(home, store, living)
+    gone = new_id()
+    for sandbox_id in (mine, gone):
+        for ending in ("jsonl", "jsonl.1"):
+            (home.network / f"{sandbox_id}.{ending}").write_text("{}\n")
+    (home.network / "README.txt").write_text("not ours")
+    reap(home, store, nothing)
+    assert sorted(each.name for each in home.network.iterdir()) == sorted(
+        ["README.txt", f"{mine}.jsonl", f"{mine}.jsonl.1"]
+    )
+    living.release()
+    reap(home, store, nothing)  # its program has died: it goes, and what was written of it
+    assert [each.name for each in home.network.iterdir()] == ["README.txt"]
+
+
 def test_places_without_a_record_are_found(home: Home, store: Store) -> None:
     living = Owner(home)
     kept = make(home, store, living)
