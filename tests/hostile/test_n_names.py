@@ -80,6 +80,27 @@ def test_n02_a_star_is_every_public_name(shared: Sandbox, net: Internet) -> None
     assert net.dialled() == {GOOD_AT}
 
 
+def test_n02_names_in_other_letters(shared: Sandbox, net: Internet) -> None:
+    """One name, however it is written; and no other that looks like it."""
+    set_network(shared, Network(allow=["GOOD.Example."]))
+    for host in (GOOD.upper(), f"{GOOD}.", "gOOd.exAMPle"):
+        for url in (f"http://{host}/", f"https://{host}/"):
+            result = shared.run(["curl", "-sSk", "-m", "10", url])
+            assert "hello from good.example" in result.stdout.lower(), (url, result.stderr, result.denied)
+    net.forget()
+    others = (
+        "goodexample",
+        "xgood.example",
+        "good.example.evil.example",
+        "good.example.com",
+        "good-example",
+        "g\u043eod.example",
+    )
+    for host in others:
+        assert not shared.run(["curl", "-sSk", "-m", "10", f"http://{host}/"]).ok
+    assert net.packets() == []
+
+
 # -- N-03 ----------------------------------------------------------------------------------------------------
 
 

