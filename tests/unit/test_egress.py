@@ -567,3 +567,33 @@ def test_learning_allows_the_public_and_writes_the_smallest_policy() -> None:
         await inside.close()
 
     with_world(scenario)
+
+
+def test_what_came_of_a_request_that_is_allowed_no_more_is_cut() -> None:
+    """A WebSocket has no further request that could be judged."""
+
+    async def upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    async def scenario(world: World) -> None:
+        await world.serve(PUBLIC, 80, upgrade, "ws.example.com")
+        inside = await Inside(Network(allow=["http://ws.example.com/a/*"]), world).hello()
+        program = await inside.connect("ws.example.com", 80)
+        await program.send(
+            b"GET /a/x HTTP/1.1\r\nHost: ws.example.com\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        )
+        await program.until(lambda: program.got.endswith(b"\r\n\r\n"))
+        inside.egress.set(Network(allow=["http://ws.example.com/a/*", "http://ws.example.com/b/*"]).spec)
+        program.got.clear()
+        await program.send(b"still there")
+        assert await program.recv(11) == b"still there"
+        inside.egress.set(Network(allow=["http://ws.example.com/b/*"]).spec)
+        assert await program.over() != 0
+        assert inside.last().verdict == "cut"
+        await inside.close()
+
+    with_world(scenario)

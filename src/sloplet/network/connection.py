@@ -172,6 +172,8 @@ class Connection:
             return False
         if self.needs_requests and self.protocol in ("tls", "tcp"):
             return False  # its requests would have to be seen
+        if self.request and self.judge_request(*self.request.split(" ", 1)).allow is not True:
+            return False  # a WebSocket, or a long answer, of a request that would be refused now
         if not name or name == names.HOST:
             return True
         return bool(policy.check_addresses(name, self.target.port, [self.address])[0])
