@@ -128,7 +128,7 @@ METRICS |= LIVE_METRICS
 
 #: Those of ``sloplet bench --net``.
 NET_METRICS = {
-    "download.speed": Metric("download of 1 GiB", "MiB/s", "loopback"),
+    "download.speed": Metric("download, one connection", "MiB/s", "loopback"),
     "connect.first_byte": Metric("connect to first byte", "s", "loopback"),
     "connect.named": Metric("the same, with the name looked up each time", "s"),
     "connect.overhead": Metric("connect to first byte, beyond a bare socket's", "s"),

@@ -29,7 +29,7 @@ class NetPlan:
     only: tuple[str, ...] = ()
     quick: bool = False
     rounds: int = 5
-    download: int = 2**30
+    download: int = 2**29
     connects: int = 300
     together: int = 200
     dawdlers: int = 20
