@@ -75,9 +75,16 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory, busybox: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole_internet() -> Iterator[Internet]:
-    with Internet() as made, connected(made):
+def one_internet() -> Iterator[Internet]:
+    with Internet() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def whole_internet(one_internet: Internet) -> Iterator[Internet]:
+    """What sandboxes of this file reach; those of other files reach what they reach."""
+    with connected(one_internet):
+        yield one_internet
 
 
 @pytest.fixture
