@@ -177,6 +177,7 @@ class Saving:
         self, draft: Draft, live: Live, role: str, kind: str, *, name: str | None = None, note: str = ""
     ) -> Snapshot:
         runtime = self._runtime
+        spec = await self._kept(live.info.id, live.spec, role)
         return await runtime.off_loop(
             lambda: runtime.saved.publish(
                 draft,
@@ -188,9 +189,16 @@ class Saving:
                 name=name,
                 parent=runtime.store.find(live.info.id).head,  # what it descended from may be deleted
                 note=note,
-                spec=live.spec,
+                spec=spec,
             )
         )
+
+    async def _kept(self, sandbox_id: str, spec: SandboxSpec, role: str) -> SandboxSpec:
+        """What is saved of its settings. Sandboxes of a template may reach what it may now, not what it once could; the
+        sandbox's own states leave that to its record."""
+        if role != "template" or spec.network.mode == "none":
+            return spec
+        return replace(spec, network=await self._runtime.networks.current(sandbox_id))
 
     async def snapshot(self, sandbox_id: str, name: str | None, *, role: str, note: str = "") -> Snapshot:
         if role not in ("snapshot", "template"):
@@ -222,6 +230,8 @@ class Saving:
                 hint=info.reason or None,
             )
         saved_id, store = info.saved, self._runtime.saved
+        saved = await self._runtime.on_state(lambda: self._runtime.store.snapshot(saved_id))
+        spec = await self._kept(sandbox_id, saved.spec, role)
 
         def copy() -> Snapshot:
             with store.open(saved_id) as source, store.begin() as draft:
@@ -237,7 +247,7 @@ class Saving:
                     name=name,
                     parent=info.head,
                     note=note,
-                    spec=source.snapshot.spec,
+                    spec=spec,
                 )
 
         return await self._runtime.off_loop(copy)

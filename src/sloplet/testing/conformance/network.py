@@ -203,6 +203,28 @@ class TestEgress:
             assert refused(one(box, **tcp(HOST, port, ("x", "x"))))
             assert [line.verdict for line in box.network.log()].count("cut") == 1
 
+    def test_what_a_template_may_reach(self, make_box: MakeBox, capabilities: Capabilities) -> None:
+        """What it could when it was made, not when its sandbox was: neither more nor less."""
+        needs(capabilities.live_snapshots or capabilities.disk_snapshots, "this engine cannot save anything")
+        box = make_box(network=Network(allow=["once.example"]))
+        saved = []
+        try:
+            box.network.set(allow=["first.example"])
+            saved.append(box.template(f"a-{box.id}"))
+            if capabilities.live_snapshots:
+                box.pause()
+                box.network.set(allow=["second.example"])
+                saved.append(box.template(f"b-{box.id}"))
+            box.network.set(allow=["later.example"])
+            for template, wanted in zip(saved, ("first.example", "second.example"), strict=False):
+                assert make_box(template=template.name).network.policy().allow == (wanted,)
+            asked = make_box(template=saved[0].name, network=Network(allow=["asked.example"]))
+            assert asked.network.policy().allow == ("asked.example",)
+            assert make_box(template=saved[0].name, network=Network()).network.policy().allow == ()
+        finally:
+            for template in saved:
+                box.delete_snapshot(template, force=True)
+
     def test_no_network(self, make_box: MakeBox) -> None:
         box = make_box()
         outcomes, _ = tried(box, tcp("1.2.3.4", 80), tcp("denied.example", 80), tcp(HOST, 80), tcp("198.18.0.1", 80))
