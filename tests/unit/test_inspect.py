@@ -203,21 +203,72 @@ def test_an_answer_that_is_cut_is_not_made_whole(answer: bytes) -> None:
     run(main())
 
 
-def test_continue_is_waited_for_end_to_end() -> None:
+@pytest.mark.parametrize("expect", [b"100-continue", b"100-Continue, something-else"])
+def test_who_waits_for_continue_is_told_here(expect: bytes) -> None:
+    """A server that is asked could answer at once, and then take the body for a request."""
+    heads = []
+
     async def main() -> None:
         async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_head(reader)
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            heads.append(await read_head(reader))
             body = await reader.readexactly(4)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n" + body)
 
         async with world(handler) as here:
             pipe = await here.open()
-            await pipe.write(b"PUT / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+            await pipe.write(b"PUT / HTTP/1.1\r\n" + HOST + b"Expect: " + expect + b"\r\nContent-Length: 4\r\n\r\n")
             assert await pipe.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             await pipe.write(b"body")
             assert (await drain(pipe)).endswith(b"\r\n\r\nbody")
+            assert b"expect" not in heads[0].lower()
             pipe.abort()
+
+    run(main())
+
+
+@pytest.mark.parametrize("piece", [b"", b"GET /hidden HTTP/1.1\r\nHost: oth"])
+def test_nothing_follows_an_answer_that_came_too_early(piece: bytes) -> None:
+    """A server that did not read a body takes it for the next request: it does not get to answer that one."""
+    body = b"GET /hidden HTTP/1.1\r\nHost: other.example\r\n\r\n"
+
+    async def main() -> None:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_head(reader)
+            writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\nno")
+            await read_head(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhidden")
+
+        async with world(handler) as here:
+            pipe = await here.open()
+            await pipe.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + piece)
+            head = await pipe.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 401")
+            assert b"\r\nConnection: close\r\n" in head
+            try:
+                await pipe.write(body[len(piece) :])
+                assert await drain(pipe) == b"no"
+            except ConnectionError:
+                pass
+            pipe.abort()
+
+    run(main())
+
+
+def test_trailers_of_a_request_go_no_further() -> None:
+    """Servers that take them for headers would see what nobody has judged."""
+    got = []
+
+    async def main() -> None:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            got.append(await read_head(reader) + await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Sum: 1\r\n\r\n")
+
+        async with world(handler) as here:
+            chunked = b"Trailer: X-Original-URL\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"
+            answer = await here.say(b"PUT / HTTP/1.1\r\n" + HOST + chunked + b"X-Original-URL: /admin\r\n\r\n")
+            assert answer.endswith(b"0\r\nX-Sum: 1\r\n\r\n"), "a server's are nobody's danger"
+            assert got[0].endswith(b"5\r\nhello\r\n0\r\n\r\n")
+            assert b"original-url" not in got[0].lower()
 
     run(main())
 

@@ -67,7 +67,7 @@ class Exchange:
         self._changed = asyncio.Event()
         self._responding = False  # bytes of a final response are on their way
         self._switched = False  # it is HTTP no more
-        self._sending = False  # a request has been forwarded in part
+        self._sending: Copy | None = None  # a request that has been forwarded in part
         self._method = b""  # of the request that is being looked at
         self.requests = 0  #: that were forwarded
 
@@ -189,6 +189,7 @@ class Exchange:
         self._method = request.method
         length = http1.request_length(request)
         request = http1.check_host(request, guard.name, guard.port, secure=self._secure)
+        waits = request.minor == 1 and length != 0 and not rest and b"100-continue" in request.tokens(b"expect")
         request, websocket = http1.clean_request(request)
         if websocket and length:
             raise Malformed("a WebSocket handshake with a body")
@@ -200,18 +201,20 @@ class Exchange:
             scan = self._here.body_scan() if length else None
         guard.seen(request.method.decode(), "".join(c if c.isprintable() else "?" for c in path[:_SHOWN_PATH]))
         self.requests += 1
+        if waits:
+            await self._continue()
         if swap is not None and 0 < length <= _BUFFERED_BODY and guard.secrets is not None:
             with guard.secrets.holding(length) as held:
                 if held:
-                    payload, rest = await self._short_body(request, length, rest, scan)
+                    payload, rest = await self._short_body(length, rest, scan)
                     return await self._forward_swapped(request, swap.whole(payload), rest)
         if swap is not None and length > 0:
             request = _chunked(request)
         self._pending.append(_Sent(request.method, request.minor, websocket))
-        self._sending = True
-        copy = Copy(httpbody.body(length), scan, swap, swap is not None or length == CHUNKED)
+        copy = Copy(httpbody.body(length), scan, swap, swap is not None or length == CHUNKED, trailers=False)
+        self._sending = copy
         rest = await copy.run(request.encode(), rest, self._client.read, self._to_server)
-        self._sending = False
+        self._sending = None
         return rest
 
     def _judge(self, request: Request) -> str:
@@ -231,12 +234,16 @@ class Exchange:
                 raise Refused(verdict.reason)
         return path
 
-    async def _short_body(
-        self, request: Request, length: int, rest: bytes, scan: Scanner | None
-    ) -> tuple[bytes, bytes]:
+    async def _continue(self) -> None:
+        """The program holds its body back until it is asked for it. That is done here, and the server is not told: it
+        could answer, and then take for a request what comes as a body."""
+        while self._pending or self._responding:
+            self._changed.clear()
+            await self._changed.wait()
+        await self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def _short_body(self, length: int, rest: bytes, scan: Scanner | None) -> tuple[bytes, bytes]:
         """A short body in which something is to be swapped is read whole, so that its new length can be told."""
-        if b"100-continue" in request.tokens(b"expect") and not self._pending and not self._responding:
-            await self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         payload, rest = await whole(length, rest, self._client.read)
         if scan is not None:
             scan.check(payload)
@@ -244,7 +251,7 @@ class Exchange:
 
     async def _forward_swapped(self, request: Request, payload: bytes, rest: bytes) -> bytes:
         fields = http1.with_field(request.fields, b"Content-Length", b"%d" % len(payload))
-        request = replace(request, fields=http1.without(fields, b"expect"))
+        request = replace(request, fields=fields)
         self._pending.append(_Sent(request.method, request.minor, websocket=False))
         await self._to_server(request.encode() + payload)
         return rest
@@ -314,11 +321,14 @@ class Exchange:
     async def _response(self, response: Response, rest: bytes) -> tuple[bool, bytes]:
         """Forwards a final one. Whether another may come, and what followed."""
         sent = self._pending[0] if self._pending else None
+        early = len(self._pending) == 1 and self._sending is not None and not self._sending.whole
+        if early:  # the rest of its request may be read as another one: nothing follows it
+            response = http1.closing(response)
         length = http1.response_length(response, sent.method if sent else b"GET")
         scrub = None
         if self._here is not None and length:
             scrub = self._here.scrub_body(response, same_length=length > 0)
-        copy = Copy(httpbody.body(length), None, scrub, length == CHUNKED)
+        copy = Copy(httpbody.body(length), None, scrub, length == CHUNKED, trailers=scrub is None)
         self._responding = True
         rest = await copy.run(self._shown(response).encode(), rest, self._server.read, self._client.write)
         self._responding = False
@@ -326,7 +336,7 @@ class Exchange:
             self._pending.popleft()
             sent.switched.set_result(False)
         self._changed.set()
-        return sent is not None and length != UNTIL_CLOSE, rest
+        return sent is not None and length != UNTIL_CLOSE and not early, rest
 
     async def _switch(self, response: Response, rest: bytes) -> None:
         sent = self._pending[0] if self._pending else None

@@ -250,10 +250,10 @@ _KEPT = (b"close", b"keep-alive", b"te")
 
 def clean_request(request: Request) -> tuple[Request, bool]:
     """As it is forwarded, and whether it asks for WebSocket. Other upgrades are left out (h2c would hide what follows),
-    and so is whatever Connection names: a server's front could drop it, a Host for example."""
+    and so is Expect, and whatever Connection names: a server's front could drop it, a Host for example."""
     websocket = request.tokens(b"upgrade") == [b"websocket"] and b"upgrade" in request.tokens(b"connection")
     websocket = websocket and request.minor == 1 and request.method == b"GET"
-    fields = request.fields
+    fields = without(request.fields, b"expect", b"trailer")
     if not websocket:
         fields = without(fields, b"upgrade", b"http2-settings")
     tokens = [token for token in request.tokens(b"connection") if token in _KEPT]
@@ -261,6 +261,11 @@ def clean_request(request: Request) -> tuple[Request, bool]:
         tokens.append(b"Upgrade")
     fields = with_field(fields, b"Connection", b", ".join(tokens)) if tokens else without(fields, b"connection")
     return replace(request, fields=fields), websocket
+
+
+def closing(response: Response) -> Response:
+    """The same as the last one of its connection."""
+    return replace(response, fields=with_field(response.fields, b"Connection", b"close"))
 
 
 def is_last(request: Request) -> bool:

@@ -30,7 +30,13 @@ async def whole(length: int, rest: bytes, read: Read) -> tuple[bytes, bytes]:
 class Copy:
     """Takes one body from one side to the other."""
 
-    def __init__(self, body: httpbody.Body, scan: Scanner | None, swap: Replacer | None, chunked: bool) -> None:
+    def __init__(
+        self, body: httpbody.Body, scan: Scanner | None, swap: Replacer | None, chunked: bool, *, trailers: bool
+    ) -> None:
+        """``trailers``: whether they go along. A request's do not: a server may take them for headers, which were
+        judged before anybody knew them."""
+        self.whole = False  #: all of it has been read, and its end is on its way
+        self._trailers = trailers
         self._body = body
         self._scan = scan
         self._swap = swap
@@ -41,6 +47,7 @@ class Copy:
         and without waiting for more."""
         body = self._body
         if body.done:
+            self.whole = True
             await write(head)
             return rest
         out = head + self._passed(body.feed(rest)) if rest else head
@@ -54,6 +61,7 @@ class Copy:
                 out = b""
                 break
             out = self._passed(body.feed(data))
+        self.whole = True
         await write(out + self._last())
         return body.rest
 
@@ -68,9 +76,4 @@ class Copy:
         piece = self._swap.finish() if self._swap is not None else b""
         if not self._chunked:
             return piece
-        trailers = self._body.trailers
-        if self._scan is not None:
-            self._scan.check(b"\n".join(value for _, value in trailers))
-        if self._swap is not None:
-            trailers = ()
-        return httpbody.chunk(piece) + httpbody.last_chunk(trailers)
+        return httpbody.chunk(piece) + httpbody.last_chunk(self._body.trailers if self._trailers else ())
