@@ -72,6 +72,8 @@ def test_n08_tls_names_its_server(shared: Sandbox, net: Internet) -> None:
         raw(GOOD, 443, client_hello(None)),
         raw(GOOD, 443, client_hello(EVIL)),
         raw(GOOD, 443, b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00"),  # no ClientHello
+        raw(GOOD, 443, b"\x14\x03\x01\x00\x00" + client_hello(EVIL)),  # OpenSSL passes over an empty record
+        raw(GOOD, 443, b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n" + client_hello(EVIL)),
     ]
     tried = attempt(shared, *tries)
     for outcome in tried.outcomes:
@@ -105,6 +107,10 @@ SMUGGLED = [
     ("bare newlines", f"GET /{CANARY} HTTP/1.1\nHost: {EVIL}\n\n"),
     ("a first line of two", f"GET /{CANARY} HTTP/1.1\rHost: {EVIL}\r\nHost: {GOOD}\r\n\r\n"),
     ("http/2 from the start", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + CANARY),
+    ("a version that Node takes", f"GET /{CANARY} RTSP/1.0\r\nHost: {EVIL}\r\n\r\n"),
+    ("a long method", get(GOOD, "/", "A" * 40, close=False) + NEXT),
+    ("a method that is none", get(GOOD, "/", 'G"ET', close=False) + NEXT),
+    ("another header in front", "PROXY UNKNOWN\r\n" + NEXT),
     ("absolute form", get(GOOD, f"http://{EVIL}/{CANARY}")),
     ("absolute form of https", get(GOOD, f"https://{EVIL}:443/{CANARY}")),
     ("user information", get(GOOD, f"http://{GOOD}@{EVIL}/{CANARY}")),

@@ -82,7 +82,7 @@ def test_a_request_is_looked_into_whole() -> None:
     run(work)
 
 
-@pytest.mark.parametrize("first", [b"g", b"get", b"xyz /", b"1"])
+@pytest.mark.parametrize("first", [b"g", b"get", b"xyz /", b"1", b'g"', b"A" * 40])
 def test_a_request_that_was_let_through_in_pieces_is_cut_before_its_line_is_over(first: bytes) -> None:
     def work(told: Told, gate: Gate) -> None:
         assert fed(gate, first) == first
@@ -98,6 +98,32 @@ def test_so_is_one_that_paused_after_its_method() -> None:
         await asyncio.wait_for(told.late.wait(), 10)
         with pytest.raises(Refused, match="pieces"):
             fed(gate, b"/ HTTP/1.1\r\n")
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [(b"\x80\x2e\x01", b"\x03\x01" + bytes(40)), (b"\x14\3\1\0", b"\0\x16\3\1"), (b"\x80", b"\x2e\1\3\1")],
+)
+def test_so_is_what_becomes_tls_after_all(first: bytes, later: bytes) -> None:
+    async def work(told: Told, gate: Gate) -> None:
+        assert fed(gate, first) == b""
+        await asyncio.wait_for(told.late.wait(), 10)
+        with pytest.raises(Refused):
+            fed(gate, later)
+
+    run(work)
+
+
+def test_a_few_bytes_that_may_be_old_tls_wait_for_a_moment_only() -> None:
+    """A terminal's negotiation, for example."""
+
+    async def work(told: Told, gate: Gate) -> None:
+        assert fed(gate, b"\xff\xfd\x01") == b""
+        await asyncio.wait_for(told.late.wait(), 10)
+        assert told.released == b"\xff\xfd\x01"
+        assert fed(gate, b"\xff\xfb\x18") == b"\xff\xfb\x18"
 
     run(work)
 

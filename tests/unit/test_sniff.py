@@ -80,7 +80,13 @@ def test_encrypted_hello_is_seen() -> None:
         b"\x16\x03\x01\0\4\2\0\0\0",
         b"\x16\x03\x01\x50\0" + b"\1" * 20,
         b"\x16\x03\x01\0\0",
-        b"\x16\x02\x01\0\5",
+        b"\x16\x02\x01\0\5\1",
+        b"\x16\x02\x01\0\0",
+        *(bytes([kind, 3, 1, 0, 0]) + hello() for kind in (0x14, 0x15, 0x17, 0x18)),
+        b"\x14\x03\x03\0\1\1" + hello(),
+        b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n" + hello(),
+        b"PROXY UNKNOWN\r\nGET / HTTP/1.1\r\n",
+        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12) + hello(),
         b"\x15\x03\x01\0\2\1\x5a" + hello(),
         b"\x15\0\0\0\2\1\x5a" + hello(),
         records(hello()[5:], 1),
@@ -109,6 +115,8 @@ def test_a_hello_of_ssl2_has_no_name() -> None:
         b"GET\t/\tHTTP/1.1\r\n", b"GET /\x01\xff HTTP/1.1\r\n", b"GET /" + b"a" * 9000, b"PROPFIND /" + b"a" * 9000,
         b"\r\n" * 5000,
         b"GET" + b" " * 9000, b"GET x" + b"a" * 9000,
+        b"GET /x RTSP/1.0\r\nHost: x\r\n", b"SOURCE /x ICE/1.0\r\n", b"GET *\r\n", b"GET\r/\rHTTP/1.1\r\n",
+        b"A" * 33 + b" / HTTP/1.1\r\n", b"A" * 9000, b"FOO x:" + b"a" * 9000, b'G"ET / HTTP/1.1\r\n',
         b"GET\x0b/\x0bHTTP/1.1\r\n", b"\x0cGET / HTTP/1.1\r\n", b"GET\x1f/\r\n", b"GET\xa0/x\x85HTTP/1.1\r\n",
     ],
 )  # fmt: skip
@@ -122,8 +130,9 @@ def test_whatever_a_lenient_server_takes_for_http_is_http(line: bytes) -> None:
     [
         b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO me\r\n",
         b"\x3a\0\0\1", b"P\0",
-        b"\x15\x03\0\0\7\0\0\0", b"\x0b\0\0\0", b"\x85\0\2",
-        b"get key\r\n", b"USER me\r\n", b"{}\n", b"OPTIONS rtsp://h/ RTSP/1.0\r\n", b"\x10\x10\0\4MQTT",
+        b"\x15\x03\0\0\7\0\0\0", b"\x14\x03\0\0\7\0\0\0", b"\x16\1\0\0\7\0\0\0", b"\x16\1\0\1\x85\xa6",
+        b"\x0b\0\0\0", b"\x85\0\2",
+        b"get key\r\n", b"USER me\r\n", b"{}\n", b"\x10\x10\0\4MQTT",
     ],
 )  # fmt: skip
 def test_other_protocols_are_opaque(data: bytes) -> None:
@@ -145,6 +154,11 @@ def test_other_protocols_are_opaque(data: bytes) -> None:
         b"\r\n",
         b"\x80",
         b"\x80\x2e\x01",
+        b"\x14",
+        b"\x14\3\1\0",
+        b"\x16\1\0\1\x85",
+        b'{"',
+        b"\r\n\r\n\0\r",
     ],
 )
 def test_more_is_needed(data: bytes) -> None:
@@ -200,6 +214,16 @@ def test_a_second_hello_must_name_the_same_server(step: int) -> None:
     odd = hello("evil.com")
     odd = odd[:9] + b"\x7f\x7f" + odd[11:]  # a version that does not exist
     assert "another server" in (after(hello(), CCS, odd, step=step) or "")
+
+
+@pytest.mark.parametrize("step", [7, 1 << 20])
+def test_early_data_hides_no_second_hello(step: int) -> None:
+    """A server that wants a second hello passes over what came before it."""
+    early = made(sni(b"example.com") + extension(42, b""))
+    assert "another server" in (after(early, DATA, DATA, hello("evil.com"), step=step) or "")
+    assert after(early, CCS, DATA, hello(), DATA, step=step) is None
+    assert after(early, b"\x17\x03\x03\x40\0" + bytes(16384), step=step) == "unfinished"
+    assert after(early, *[b"\x17\x03\x03\x40\0" + bytes(16384)] * 65, step=1 << 20) is None
 
 
 @pytest.mark.parametrize("step", [1, 3, 1 << 20])

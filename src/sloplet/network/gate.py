@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .needles import Scanner
 
-_PATIENCE = 0.1  # seconds that the rest of a line which begins like a request is waited for
+_PATIENCE = 0.1  # seconds that the rest is waited for of what begins like a request, or like old TLS
+_TEXT = re.compile(rb"[\t-\r -~]")
 _LIKE_A_METHOD = re.compile(rb"[A-Z]{1,20}(?: |\Z)")
 
 
@@ -25,8 +26,9 @@ class Gate:
     """``relay.Outward`` of a connection that was judged by name.
 
     Text without an end of line may be anything: a word of some protocol whose answer the program waits for, or a
-    request that comes in pieces. It is let through (after a moment, if it begins like a request), and the line is
-    watched on: should it become a request after all, the connection is cut before the rest of it has left.
+    request that comes in pieces. So may a few bytes that could be the beginning of an old kind of TLS. They are let
+    through (after a moment, if they begin like a request or are no text), and what follows is watched on: should it
+    become a request or TLS after all, the connection is cut before the rest of it has left.
     """
 
     def __init__(self, connection: Connection, scanner: Scanner | None) -> None:
@@ -51,23 +53,24 @@ class Gate:
             return self._undecided()
         self._stop_waiting()
         held, self._held = self._held, b""
-        if self._sent and not isinstance(found, Opaque):
-            raise Refused("it is an HTTP request whose first line came in pieces, with pauses between them")
+        if self._sent and isinstance(found, Http | Tls):
+            what = "an HTTP request whose first line" if isinstance(found, Http) else "a TLS ClientHello which"
+            raise Refused(f"it is {what} came in pieces, with pauses between them")
         return self._decide(found, held)
 
     def _undecided(self) -> bytes:
-        if not self._is_text or self._connection.needs_requests:
+        if self._may_be_hello or self._connection.needs_requests:
             return b""
-        if not self._sent and _LIKE_A_METHOD.match(self._held):
+        if not self._sent and (_LIKE_A_METHOD.match(self._held) or not _TEXT.match(self._held)):
             self._stop_waiting()
             self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._waited)
             return b""
         return self._let_go()
 
     @property
-    def _is_text(self) -> bool:
-        first = (self._sent or self._held)[0]
-        return first not in (0x15, 0x16) and first < 0x80
+    def _may_be_hello(self) -> bool:
+        """Of TLS as it is spoken today, which nobody sends in pieces that mean something by themselves."""
+        return (self._sent or self._held)[0] == 0x16
 
     def _let_go(self) -> bytes:
         self._connection.saw("tcp")
@@ -130,7 +133,7 @@ class Gate:
         self._stop_waiting()
         if not self._held:
             return b""
-        if not self._is_text or self._connection.needs_requests:
+        if self._may_be_hello or self._connection.needs_requests:
             raise Refused("the program ended before it could be seen what it speaks")
         return self._let_go()
 

@@ -12,13 +12,20 @@ from dataclasses import dataclass
 LIMIT = 16 * 1024
 _LINE_LIMIT = 8 * 1024
 _CLIENT_HELLO = 1
-_SERVER_NAME, _ALPN, _ECH = 0, 16, 0xFE0D
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
+_SERVER_NAME, _ALPN, _EARLY_DATA, _ECH = 0, 16, 42, 0xFE0D
+_OTHER_RECORDS = (0x14, 0x15, 0x17, 0x18)
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TEXT = re.compile(rb"[\x21-\x7e]+")
 #: What some servers take for a space, Python's own for example.
-_SPACES = b" \t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0"
+_SPACES = b" \t\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0"
 _TO_SPACES = bytes.maketrans(_SPACES, b" " * len(_SPACES))
+#: Node's parser takes the last two for HTTP, Host header and all.
+_VERSION = re.compile(rb"HTTP/|[" + re.escape(_SPACES) + rb"](?:RTSP|ICE)/", re.IGNORECASE)
+_PROXY_1, _PROXY_2 = (b"TCP4", b"TCP6", b"UNKNOWN"), b"\r\n\r\n\0\r\nQUIT\n"
+_MAX_EARLY = 1024 * 1024  # of TLS 1.3's early data; servers take 16 KiB, and few of them more
 _MAX_RECORDS = 128  # that a hello is spread over: each read looks at all of them again
 _PLAIN_METHODS = frozenset(b"GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PRI".split())
+_PROXIED = "it begins with a header of the PROXY protocol, and what follows would not be looked at"
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?")
 
 
@@ -31,6 +38,7 @@ class Tls:
     server_name: str | None  #: lower case, without a trailing dot
     alpn: tuple[str, ...] = ()
     ech: bool = False
+    early: bool = False  #: it announces data that is encrypted already
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Broken:
-    """It begins like TLS, but is none that can be read: refused, since a server may read it otherwise."""
+    """It begins like TLS, or with something in front of it, and cannot be read: refused, since a server may be able to
+    (OpenSSL passes over an empty record of another kind)."""
 
     reason: str
 
@@ -59,6 +68,11 @@ def sniff(data: bytes) -> Tls | Http | Opaque | Broken | None:
         return _tls(data)
     if data[0] == 0x15 and data[3:5] == b"\0\2"[: len(data[3:5])] and data[5:6] in (b"\1", b"\2", b""):
         return Broken("it begins with an alert of TLS, which some servers pass over") if len(data) > 5 else None
+    if data[0] in _OTHER_RECORDS and data[1:2] in (b"\3", b""):
+        if len(data) < 5:
+            return None
+        if data[3] == 0 and data[4] <= 2:
+            return Broken("it begins with a record of TLS that is no ClientHello, which some servers pass over")
     if data[0] & 0x80 and len(data) < 5 and b"\0\0\1\3".startswith(b"\0\0" + data[2:4]):
         return None
     if data[0] & 0x80 and data[2:4] == b"\1\3":  # the hello of SSL 2: TLS without a name
@@ -69,31 +83,33 @@ def sniff(data: bytes) -> Tls | Http | Opaque | Broken | None:
 # -- HTTP ------------------------------------------------------------------------------
 
 
-def _http(data: bytes) -> Http | Opaque | None:
-    line, newline, _ = data.lstrip(b"\r\n" + _SPACES).partition(b"\n")
+def _http(data: bytes) -> Http | Opaque | Broken | None:
+    if data[0] == 0x0D and _PROXY_2.startswith(data[: len(_PROXY_2)]):
+        return None if len(data) < len(_PROXY_2) else Broken(_PROXIED)
+    line, newline, _ = data.lstrip(b"\n" + _SPACES).partition(b"\n")
     long = len(data) >= _LINE_LIMIT
     if not line:
         return Http() if long else None
-    over = bool(newline) or long
-    token = _TOKEN.match(line)
-    if token is None:
+    text = _TEXT.match(line)
+    if text is None:
         return Opaque()
-    word, rest = token[0], line[token.end() :]
-    if not rest:
-        return Opaque() if over else None
-    if rest[0] not in _SPACES:
+    word, rest = text[0], line[text.end() :]
+    if rest and rest[0] not in _SPACES:
         return Opaque()
-    if b"HTTP/" in rest.upper():
+    if _VERSION.search(rest):
         return Http()
-    if not over:
+    if not (newline or long):
         return None
     words = rest.translate(_TO_SPACES).split()
-    target = words[:1] != [] and (words[0].startswith(b"/") or b"://" in words[0])
-    if not newline:  # it is long, and may still be one
-        target = target or not words or word.upper() in _PLAIN_METHODS
-    else:  # without a version: HTTP/0.9, which some servers still answer; another protocol's version is not HTTP
-        target = target and len(words) == 1 and word.upper() in _PLAIN_METHODS
-    return Http() if target else Opaque()
+    if word == b"PROXY" and words[:1] and words[0] in _PROXY_1:
+        return Broken(_PROXIED)
+    if not _TOKEN.fullmatch(word):
+        return Opaque()
+    if not newline:  # as long as no other protocol's first line
+        return Http()
+    # without a version: HTTP/0.9, which some servers still answer; another protocol's version is not HTTP
+    target = len(words) == 1 and (words[0][:1] in (b"/", b"*") or b"://" in words[0])
+    return Http() if target and word.upper() in _PLAIN_METHODS else Opaque()
 
 
 # -- TLS -------------------------------------------------------------------------------
@@ -129,9 +145,14 @@ class _Reader:
         return self._at < len(self._data)
 
 
-def _tls(data: bytes) -> Tls | Broken | None:
+_NO_TLS = b"no TLS"
+
+
+def _tls(data: bytes) -> Tls | Opaque | Broken | None:
     try:
         message = _handshake(data)
+        if message is _NO_TLS:
+            return Opaque()
         if message is not None:
             return _hello(message)
     except _Bad as why:
@@ -140,11 +161,17 @@ def _tls(data: bytes) -> Tls | Broken | None:
 
 
 def _handshake(data: bytes) -> bytes | None:
-    """The first handshake message, out of as many records as it takes; None: more bytes are needed."""
+    """The first handshake message, out of as many records as it takes; None: more bytes are needed; _NO_TLS: it is
+    another protocol, whose first byte is the same."""
     message = b""
     at = 0
     for _ in range(_MAX_RECORDS):
         record = data[at : at + 5]
+        if at == 0 and record[1:2] not in (b"\3", b"") and record[3:5] != b"\0\0":
+            if len(data) < 6:
+                return None
+            if data[5] != _CLIENT_HELLO:
+                return _NO_TLS
         if record[:1] not in (b"\x16", b"") or record[1:2] not in (b"\3", b""):
             raise _Bad("is not in handshake records")
         if len(record) < 5:
@@ -186,7 +213,7 @@ def _hello(message: bytes) -> Tls:
         found[kind] = extensions.vector(2)
     name = _server_name(found[_SERVER_NAME]) if _SERVER_NAME in found else None
     alpn = _protocols(found[_ALPN]) if _ALPN in found else ()
-    return Tls(name, alpn, _ECH in found)
+    return Tls(name, alpn, _ECH in found, _EARLY_DATA in found)
 
 
 def _server_name(extension: _Reader) -> str:
@@ -220,6 +247,7 @@ class SecondHello:
         self._first = first
         self._data = b""
         self._hellos = 0
+        self._early = _MAX_EARLY if first.early else 0  # bytes that a server which wants a second hello passes over
         self.done = False
 
     def feed(self, data: bytes) -> str | None:
@@ -234,6 +262,12 @@ class SecondHello:
                 if len(self._data) < size:
                     return None
                 self._data = self._data[size:]
+                continue
+            if self._hellos and self._data[0] == 0x17 and self._early >= size:
+                if len(self._data) < size:
+                    return None
+                self._data = self._data[size:]
+                self._early -= size
                 continue
             plain = self._plain_hello(size) if self._hellos else True
             if plain is None:
