@@ -275,8 +275,31 @@ def test_variables_for_another_process() -> None:
     }  # fmt: skip
     assert configured.variables(env) == {
         "PIP_INDEX_URL": "https://mirror.corp:8443", "npm_config_registry": "http://[fd00::1]:4873",
-        "PIP_EXTRA_INDEX_URL": "https://a.corp https://b.corp", "PIP_CONFIG_FILE": "/etc/my.conf",
+        "PIP_EXTRA_INDEX_URL": "https://a.corp https://b.corp file:///", "PIP_CONFIG_FILE": "/etc/my.conf",
+        "PIP_FIND_LINKS": "file:///",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PIP_INDEX_URL", "file:///opt/pypi/simple"),
+        ("PIP_INDEX_URL", "/opt/pypi/simple"),
+        ("PIP_INDEX_URL", "https://[::1"),
+        ("PIP_INDEX_URL", "  "),
+        ("PIP_INDEX_URL", ""),
+        ("PIP_INDEX_URL", "https://mirror.corp/simple /opt/more"),
+        ("PIP_PYPI_URL", "https://mirror.corp/simple"),
+        ("PIP_EXTRA_INDEX_URL", "file:///opt/more"),
+        ("npm_config_registry", "file:///opt/npm"),
+        ("npm_config_registry", "https://npm.corp/"),
+    ],
+)
+def test_another_process_allows_what_this_one_would(world: World, name: str, value: str) -> None:
+    world.env = {name: value}
+    here = world.texts()
+    world.env = configured.variables(world.env)
+    assert world.texts() == here
 
 
 def test_proxies_are_spoken_of(world: World) -> None:

@@ -50,19 +50,22 @@ class Machine:
         return found[:MAX_FILES]
 
 
-_URLS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "NPM_CONFIG_REGISTRY")
-_PLAIN = ("PIP_CONFIG_FILE", "PIP_NO_INDEX", "NPM_CONFIG_USERCONFIG", "NPM_CONFIG_GLOBALCONFIG", "NPM_CONFIG_PREFIX")
+_URLS = ("PIP_INDEX_URL", "PIP_PYPI_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "NPM_CONFIG_REGISTRY")
+_PLAIN = ("PIP_CONFIG_FILE", "PIP_NO_INDEX", "NPM_CONFIG_USERCONFIG", "NPM_CONFIG_GLOBALCONFIG", "NPM_CONFIG_PREFIX",
+          "VIRTUAL_ENV")  # fmt: skip
+_NOWHERE = "file:///"  # stands for an address that is none of a network: without it the default would be used
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
     """Those of an environment that say what packages come from, for a process that is to know it without the rest. Of
-    addresses only scheme, host and port are left: what else is in them may be secret."""
+    addresses only scheme, host and port are left: what else is in them may be secret. One that names no host is still
+    one that was set: it takes the place of the default."""
     found = {}
     for name, value in env.items():
         if name.upper() in _PLAIN:
             found[name] = value
-        elif name.upper() in _URLS and (urls := [bare for url in value.split() if (bare := _bare(url))]):
-            found[name] = " ".join(urls)
+        elif name.upper() in _URLS and (urls := value.split()):
+            found[name] = " ".join(dict.fromkeys(_bare(url) for url in urls))
     return found
 
 
@@ -71,9 +74,9 @@ def _bare(url: str) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        return ""
+        return _NOWHERE
     where = f"[{host}]" if host and ":" in host else host
-    return f"{parts.scheme}://{where}{f':{port}' if port else ''}" if parts.scheme and host else ""
+    return f"{parts.scheme}://{where}{f':{port}' if port else ''}" if parts.scheme and host else _NOWHERE
 
 
 # -- pip -----------------------------------------------------------------------------------------------
