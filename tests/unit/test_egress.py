@@ -563,7 +563,7 @@ def test_learning_allows_the_public_and_writes_the_smallest_policy() -> None:
             assert (await inside.connect(host, port)).replied.is_set()
         for host, port in (("private.example.com", 7000), ("10.0.0.5", 7000), ("a.example.com", 7001)):
             assert not (await inside.connect(host, port)).replied.is_set()
-        assert inside.egress.learned.allow() == (f"{PUBLIC}:7000", "a.example.com", "a.example.com:7000")
+        assert inside.egress.learned.allow() == (f"{PUBLIC}:7000", "a.example.com:443,7000")
         await inside.close()
 
     with_world(scenario)

@@ -266,6 +266,11 @@ def test_ask_and_learn() -> None:
     assert learns.judge("1.1.1.1", 22).allow is True
     assert learns.judge("169.254.169.254", 80).allow is False
     assert learns.check_addresses("z.org", 443, ["10.0.0.1", "8.8.8.8"])[0] == ["8.8.8.8"]
+    learns = Policy.of(["GET https://x.org/a", "GET http://host.sloplet:80/a"], learn=True)
+    assert learns.judge_request("x.org", 443, "GET", "/a").rule == "GET https://x.org/a"
+    assert learns.judge_request("x.org", 443, "GET", "/b").rule == "learn"
+    assert learns.judge_request("host.sloplet", 80, "GET", "/a").allow is True
+    assert learns.judge_request("host.sloplet", 80, "GET", "/b").allow is False, "the host itself is not public"
     some = Policy.of(["GET https://x.org/a"], asks=True)
     assert some.judge_request("x.org", 443, "GET", "/b").allow is None
     assert some.judge_request("x.org", 443, "GET", "/a").allow is True

@@ -196,6 +196,13 @@ class Connection:
         verdict = self._egress.policy.judge_request(self.target.name, self.target.port, method, path)
         return Verdict(True, self.rule, "") if verdict.allow is None and self._asked else verdict
 
+    def decide_request(self, method: str, path: str) -> Verdict:
+        """One that is about to be sent, or refused."""
+        verdict = self.judge_request(method, path)
+        if verdict.allow:
+            self._learn(verdict.rule)
+        return verdict
+
     # -- going on ------------------------------------------------------------------------
 
     def _allowed(self) -> None:
@@ -204,7 +211,13 @@ class Connection:
             target.name, self.address, target.port, "allow", rule=self.rule, protocol=self.protocol, state="open"
         )
         if self.protocol != "link":
-            egress.learned.add(target.name, self.address, target.port)
+            self._learn(self.rule)
+
+    def _learn(self, rule: str) -> None:
+        """What the rule has let through. Where requests are looked at, a rule about some of them is all that counts."""
+        egress, target = self._egress, self.target
+        narrow = egress.policy.of_requests.get(rule, "") if self.needs_requests else ""
+        egress.learned.add(target.name, self.address, target.port, narrow)
 
     def _tie(self, sock: socket.socket) -> None:
         relay = self._relay = Relay(self.stream, sock, self._egress.meter, self._ended)

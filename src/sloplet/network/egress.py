@@ -157,7 +157,7 @@ class Egress:
         guard = Guard(
             connection.target.name,
             connection.target.port,
-            connection.judge_request,
+            connection.decide_request,
             self.secrets,
             connection.refuse,
             lambda method, path: connection.saw("", f"{method} {path}"),

@@ -40,6 +40,8 @@ class Policy:
         self._lookup = Lookup(self.rules)
         self._asks, self._learn = asks, learn
         self._nothing = all(rule.deny for rule in self.rules)
+        #: What allows some requests of a host only: texts by what verdicts call them.
+        self.of_requests = {rule.label: rule.text for rule in self.rules if rule.of_requests and not rule.deny}
         self._known: dict[tuple[str, int], Verdict] = {}  # the same question has the same answer
 
     @staticmethod
@@ -144,7 +146,7 @@ class Policy:
         plain = [item for item in found if not item[1].of_requests]
         denies = [item for item in plain if item[1].deny]
         decider = weigh([item for item in plain if not item[1].deny], denies)
-        return decider.deny if decider is not None else not self._learn
+        return decider.deny if decider is not None else True
 
     def judge_request(self, name: str, port: int, method: str, path: str) -> Verdict:
         """One request on an allowed connection. None: no rule decides; where the connection was let through by an
@@ -196,7 +198,7 @@ class Policy:
             if best.deny:
                 return Verdict(False, best.label, reasons.denied_request(name, method, path, best))
             return Verdict(True, best.label, f"allowed by '{best.label}'")
-        if self._learn:
+        if self._learn and name != HOST:
             return Verdict(True, LEARN, "everything public is allowed while it is learned")
         reason = reasons.unknown_request(name, port, method, path, [rule for _, rule in found])
         return Verdict(None if self._asks else False, DEFAULT, reason)
