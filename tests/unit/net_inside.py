@@ -31,6 +31,7 @@ class World:
         self.names: dict[str, list[str]] = {}
         self.asked: list[str] = []
         self.dialled: list[tuple[str, int]] = []
+        self.own: set[str] = set()  #: addresses of the machine itself
         self.failure: OSError | None = None
         self.held: asyncio.Event | None = None  #: connections wait for it
         self._places: dict[tuple[str, int], int] = {}
@@ -60,6 +61,9 @@ class World:
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", self._places[(address, port)]))
         return made
+
+    def is_own(self, address: str) -> bool:
+        return address in self.own
 
     def close(self) -> None:
         for server in self._servers:

@@ -98,6 +98,44 @@ def test_a_name_that_leads_to_a_private_address_is_refused() -> None:
     with_world(scenario)
 
 
+@pytest.mark.parametrize("host", ["api.example.com", PUBLIC])
+@pytest.mark.parametrize(
+    ("network", "opens"),
+    [
+        (Network(allow=["*:*", "0.0.0.0/0:*"]), False),
+        (Network(learn=True), False),
+        (Network(allow=["*:*", f"{PUBLIC}:7000"]), True),
+    ],
+)
+def test_the_machines_own_public_address_is_opened_by_itself_only(host: str, network: Network, opens: bool) -> None:
+    """Whatever listens on all of its addresses would be reached, a server of ours for example."""
+
+    async def scenario(world: World) -> None:
+        await world.serve(PUBLIC, 7000, echo, "api.example.com")
+        await world.serve(OTHER, 7000, echo)
+        world.own.add(PUBLIC)
+        inside = await Inside(network, world).hello()
+        program = await inside.connect(host, 7000)
+        assert program.replied.is_set() is opens
+        assert world.dialled == ([(PUBLIC, 7000)] if opens else [])
+        if not opens:
+            assert program.errno == errno.EACCES
+            assert f"this machine's own, which only a rule for that very address opens; ask for '{PUBLIC}:7000'" in (
+                inside.last().reason
+            )
+            world.names["api.example.com"] = [PUBLIC, OTHER]  # of several the others are tried
+            inside.egress.resolver.forget()
+            again = await inside.connect("api.example.com", 7000)
+            assert again.replied.is_set()
+            assert world.dialled == [(OTHER, 7000)]
+        else:
+            inside.egress.set(Network(allow=["*:*", "0.0.0.0/0:*"]).spec)
+            assert inside.last().verdict == "cut"
+        await inside.close()
+
+    with_world(scenario)
+
+
 def test_only_the_addresses_that_were_judged_are_dialled() -> None:
     """A resolver that changes its answer between the check and the connection changes nothing."""
 

@@ -28,6 +28,9 @@ class Told:
         self.released = b""
         self.late = asyncio.Event()
 
+    def no_requests(self, what: str) -> str:
+        return what
+
     def saw(self, protocol: str, request: str = "") -> None:
         self.protocol = self.protocol or protocol
 

@@ -120,6 +120,14 @@ def test_a_request_for_this_host_is_forwarded_in_origin_form(data: bytes, line: 
     assert checked(data).encode().split(b"\r\n")[0] == line
 
 
+@pytest.mark.parametrize("host", [b"host.sloplet", b"localhost", b"127.0.0.1:8000", b"LOCALHOST:8000"])
+def test_this_machines_loopback_has_several_names(host: bytes) -> None:
+    request = http1.parse_request([b"GET / HTTP/1.1", b"Host: " + host])
+    assert http1.check_host(request, "host.sloplet", 8000, secure=False).values(b"host") == [host]
+    with pytest.raises(Refused):
+        http1.check_host(request, "a.com", 8000, secure=False)
+
+
 def test_addresses_are_hosts_too() -> None:
     assert checked(ask(host=b"Host: [FD00::1]:80"), name="fd00::1")
     assert checked(ask(host=b"Host: 1.2.3.4"), name="1.2.3.4")

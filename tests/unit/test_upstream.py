@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,13 @@ from sloplet.network.resolving import Resolver
 from sloplet.network.upstream import System
 
 pytestmark = pytest.mark.anyone
+
+
+def can_unshare() -> bool:
+    """Whether there is a way to a network of one's own, and ``ip`` to set it up."""
+    if not (shutil.which("ip") and shutil.which("unshare")):
+        return False
+    return subprocess.run(["unshare", "-rn", "true"], capture_output=True, timeout=60).returncode == 0
 
 
 def test_exactly_that_address_is_connected_to() -> None:
@@ -59,9 +70,9 @@ def test_names_are_looked_up_once_for_many_and_asked_anew_later(monkeypatch: pyt
 
     def look_up(name: str, *_: Any, **__: Any) -> list[Any]:
         calls.append(name)
-        if name == "missing.example.com":
+        if name == "missing.example.com.":
             raise socket.gaierror(socket.EAI_NONAME, "none")
-        if name == "broken.example.com":
+        if name == "broken.example.com.":
             raise socket.gaierror(socket.EAI_AGAIN, "later")
         found = ["2606:2800::1", "93.184.216.34", "93.184.216.34", "fe80::1%eth0"]
         return [(0, 0, 0, "", (address, 0)) for address in found]
@@ -71,7 +82,7 @@ def test_names_are_looked_up_once_for_many_and_asked_anew_later(monkeypatch: pyt
         resolver = Resolver(System())
         answers = await asyncio.gather(*(resolver.resolve("a.example.com") for _ in range(10)))
         assert answers == [["93.184.216.34", "2606:2800::1", "fe80::1"]] * 10
-        assert calls == ["a.example.com"]
+        assert calls == ["a.example.com."]
         resolver.forget()
         await resolver.resolve("a.example.com")
         assert len(calls) == 2
@@ -80,7 +91,7 @@ def test_names_are_looked_up_once_for_many_and_asked_anew_later(monkeypatch: pyt
             with pytest.raises(OSError, match="the resolver failed") as caught:
                 await resolver.resolve("broken.example.com")
             assert caught.value.errno == errno.EAGAIN
-        assert calls.count("broken.example.com") == 2
+        assert calls.count("broken.example.com.") == 2
 
     asyncio.run(main())
 
@@ -113,7 +124,7 @@ def test_one_whose_name_servers_are_silent_does_not_take_the_resolver_from_other
     released = threading.Event()
 
     def look_up(name: str, *_: Any, **__: Any) -> list[Any]:
-        if name.endswith(".silent.example"):
+        if name.endswith(".silent.example."):
             released.wait(60)
         return [(0, 0, 0, "", ("93.184.216.34", 0))]
 
@@ -133,3 +144,44 @@ def test_one_whose_name_servers_are_silent_does_not_take_the_resolver_from_other
             hostile.close()
 
     asyncio.run(main())
+
+
+def test_names_are_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A search list would make another name of one that was judged. The machine's own file knows no dots."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("192.0.2.7 Printer.lan printer # not this\n#192.0.2.8 gone\n")
+    asked: list[str] = []
+
+    def look_up(name: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(name)
+        return [(0, 0, 0, "", ("192.0.2.7", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for file in (str(hosts), str(tmp_path / "missing")):
+        monkeypatch.setattr(upstream, "_HOSTS", file)
+        for name in ("printer", "printer.lan", "gone", "this", "192.0.2.7", "vault"):
+            assert asyncio.run(System().resolve(name)) == ["192.0.2.7"]
+    assert asked == [
+        "printer", "printer.lan", "gone.", "this.", "192.0.2.7.", "vault.",
+        "printer.", "printer.lan.", "gone.", "this.", "192.0.2.7.", "vault.",
+    ]  # fmt: skip
+
+
+def test_what_is_this_machine_itself() -> None:
+    assert System().is_own("127.0.0.1")
+    assert not System().is_own("192.0.2.1")
+    assert not System().is_own("2001:db8::1")
+
+
+def test_a_public_address_of_this_machine_is_its_own() -> None:
+    if not can_unshare():
+        pytest.skip("capability: no network namespace of one's own here, or no ip to set it up")
+    code = """
+import subprocess
+from sloplet.network.upstream import System
+for words in ("link set lo up", "addr add 93.184.216.34/32 dev lo", "-6 addr add 2606:2800::1/128 dev lo"):
+    subprocess.run(["ip", *words.split()], check=True)
+print([System().is_own(address) for address in ("93.184.216.34", "2606:2800::1", "93.184.216.35")])
+"""
+    done = subprocess.run(["unshare", "-rn", sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[True, True, False]\n", done.stderr

@@ -134,6 +134,8 @@ _BY_VERSION = {
     for version in (4, 6)
 }
 
+#: What addresses are that stand for names inside.
+NAMES = "an address of the sandbox's own names"
 #: What a name may lead to if the host's own configuration names it as a mirror.
 LOCAL = ("a private address", "a carrier's private address", "a loopback address")
 

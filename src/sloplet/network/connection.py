@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SlopletError
 from ..wire.fields import Fields
 from ..wire.mux import AgentStream
-from . import names
+from . import names, reasons
 from .channel import Refused
 from .channels import SocketChannel, StreamChannel
 from .policy import Verdict
@@ -50,6 +50,7 @@ class Connection:
         self._egress = egress
         self._asked = False  # somebody allowed this one
         self._dialled = False
+        self._own = False  # it leads to this machine itself
         self._row: Decision | None = None
         self._relay: Relay | None = None
         self._socket: socket.socket | None = None
@@ -104,9 +105,9 @@ class Connection:
             return await self._reach_link(policy)
         await self._judge(policy)
         if not name:
-            return await self._dial([self.target.address])
+            return await self._dial([self.target.address], policy)
         if name == names.HOST:
-            return await self._dial(["127.0.0.1"])
+            return await self._dial(["127.0.0.1"], None)
         async with asyncio.timeout(_DIALLING):
             found = await self._egress.resolver.resolve(name)
         if not found:
@@ -115,7 +116,7 @@ class Connection:
         if not usable:
             self.address = found[0]
             raise Denied(verdict)
-        return await self._dial(usable)
+        return await self._dial(usable, policy)
 
     async def _judge(self, policy: Policy) -> None:
         """Returns if it may go on; Refused."""
@@ -143,15 +144,20 @@ class Connection:
         async with asyncio.timeout(_DIALLING):
             return await self._egress.dial_link(ref, port)
 
-    async def _dial(self, addresses: list[str]) -> socket.socket:
-        """The first of them that answers: these very addresses were judged."""
-        failure: OSError | None = None
+    async def _dial(self, addresses: list[str], policy: Policy | None) -> socket.socket:
+        """The first of them that answers: these very addresses were judged. With a policy: not this machine's own,
+        unless that opens it."""
+        failure: Exception | None = None
         try:
             async with asyncio.timeout(_DIALLING):
                 for address in addresses[:_TRIES]:
                     self.address = address
                     try:
+                        if policy is not None:
+                            self._check_own(policy)
                         return await self._egress.upstream.connect(address, self.target.port)
+                    except Denied as error:
+                        failure = failure or error
                     except OSError as error:
                         failure = failure or error
                         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -159,6 +165,14 @@ class Connection:
         except TimeoutError:
             failure = failure or OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         raise failure or OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+
+    def _check_own(self, policy: Policy) -> None:
+        """Denied if the address is this machine's own, and neither a rule nor whoever was asked means that."""
+        self._own = self._egress.upstream.is_own(self.address)
+        if self._own and not (self._asked and not self.target.name):
+            refusal = policy.check_own(self.target.name, self.address, self.target.port)
+            if refusal is not None:
+                raise Denied(refusal)
 
     def allowed(self) -> bool:
         """Whether the policy as it is now allows what was allowed before."""
@@ -174,6 +188,8 @@ class Connection:
             return False  # its requests would have to be seen
         if self.request and self.judge_request(*self.request.split(" ", 1)).allow is not True:
             return False  # a WebSocket, or a long answer, of a request that would be refused now
+        if self._own and policy.check_own(name, self.address, self.target.port) is not None and not self._asked:
+            return False
         if not name or name == names.HOST:
             return True
         return bool(policy.check_addresses(name, self.target.port, [self.address])[0])
@@ -183,6 +199,10 @@ class Connection:
         """Whether rules are about requests there."""
         name, port = self.target.name, self.target.port
         return bool(name) and self._egress.policy.inspects(name, port)
+
+    def no_requests(self, what: str) -> str:
+        """Why nothing passes where ``needs_requests``: ``what`` it is instead."""
+        return reasons.no_requests(what, self._egress.policy.request_rules(self.target.name, self.target.port))
 
     @property
     def inspected(self) -> bool:

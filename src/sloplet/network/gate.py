@@ -101,16 +101,13 @@ class Gate:
                 return b""
             connection.saw("tls")
             if connection.needs_requests:
-                raise Refused(f"the rules for {connection.target.name} are about requests, and its TLS is not opened")
+                raise Refused(connection.no_requests("its TLS is not opened"))
             check_server_name(found, connection.target.name)
             self._hello = SecondHello(found)
             return self._after_hello(self._hello, held)
         connection.saw("tcp")
         if connection.needs_requests:
-            raise Refused(
-                f"the rules for {connection.target.name} are about requests, and this is not HTTP: ask for a rule "
-                "without methods and paths"
-            )
+            raise Refused(connection.no_requests("this is not HTTP; it needs rules without methods and paths"))
         self._opaque = True
         return self._passed(held)
 

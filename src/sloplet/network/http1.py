@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .channel import Refused
+from .names import HOST
 
 MAX_HEAD = 64 * 1024
 MAX_FIELDS = 256
@@ -23,6 +24,9 @@ _BAD_LINE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z_.-]+)(?::([0-9]{1,5}))?")
 _ABSOLUTE = re.compile(rb"(?i:(https?)://)([^/?]*)(.*)", re.DOTALL)
+
+#: What servers on this machine's loopback are called otherwise; some answer to nothing else.
+_LOOPBACK = ("localhost", "127.0.0.1")
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -191,7 +195,7 @@ def _check_authority(value: bytes, name: str, port: int) -> None:
     if match is None:
         raise Malformed(f"a request to {name} with a Host that is not 'name' or 'name:port'")
     host = match[1].decode().lower().strip("[]").removesuffix(".")
-    if host != name.lower().strip("[]"):
+    if host != name.lower().strip("[]") and not (name == HOST and host in _LOOPBACK):
         raise Refused(f"a request for {host} on a connection to {name}: connect to {host} itself, and it is judged")
     if match[2] is not None and int(match[2]) != port:
         raise Refused(f"a request for port {int(match[2])} on a connection to port {port} of {name}")

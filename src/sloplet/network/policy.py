@@ -116,6 +116,21 @@ class Policy:
             return allowed, Verdict(True, label, f"allowed by '{label}'")
         return [], refusal or Verdict(False, DEFAULT, f"{clean} has no address")
 
+    def check_own(self, name: str, address: str, port: int) -> Verdict | None:
+        """Of an address that is the machine's own, and may be dialled as far as its range goes (``name``: what led to
+        it, "" for nothing): why it is not, or None. A public one is opened only by a rule for that very address, or by
+        the host's own configuration, which names a mirror on it."""
+        parsed = parse(address)
+        if parsed is not None and special(parsed) is not None:
+            return None
+        rule = self._of_address(parsed, port) if parsed is not None else None
+        if rule is not None and not rule.deny and rule.host.net is not None and rule.host.net.num_addresses == 1:
+            return None
+        decider = self._of_connection(name, port) if name else None
+        if decider is not None and not decider.deny and decider.local:
+            return None
+        return Verdict(False, DEFAULT, reasons.own_address(name, address, port))
+
     def may_resolve(self, name: str) -> bool:
         """Is there a port on which it could be allowed, or asked? If not, the name never leaves the host."""
         try:
@@ -147,6 +162,11 @@ class Policy:
         denies = [item for item in plain if item[1].deny]
         decider = weigh([item for item in plain if not item[1].deny], denies)
         return decider.deny if decider is not None else True
+
+    def request_rules(self, name: str, port: int) -> list[str]:
+        """Where ``inspects``: the rules that it is because of."""
+        found = [rule for _, rule in self._matching(normal(name), port) if rule.of_requests]
+        return [rule.label for rule in found if rule.deny] or [rule.label for rule in found]
 
     def judge_request(self, name: str, port: int, method: str, path: str) -> Verdict:
         """One request on an allowed connection. None: no rule decides; where the connection was let through by an

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .addresses import Address, opens, special
+from .addresses import NAMES, Address, opens, special
 from .lookup import Lookup
 from .names import HOST, shown
 from .rules import Rule, rule_text
@@ -55,6 +55,8 @@ def unknown_name(rules: Lookup, name: str, port: int, *, nothing: bool) -> str:
 def unknown_address(rules: Lookup, address: Address, port: int) -> str:
     """No rule decides about an address on this port, or none may open it."""
     wanted, around, found = rule_text(str(address), port), rules.holding(address), special(address)
+    if found is not None and found.what == NAMES and not around:
+        return f"{address} stands for no name that was looked up here; look the name up again, and connect to that"
     if found is not None:
         wide = [rule for rule in around if rule.port(port) >= 0 and not _inside(rule, address)]
         if wide:
@@ -72,6 +74,14 @@ def _inside(rule: Rule, address: Address) -> bool:
 
 def leads_to(name: str, address: Address, port: int, why: str) -> str:
     return f"{name} leads to {address}, which is {why}; ask for '{rule_text(str(address), port)}' if that is meant"
+
+
+def own_address(name: str, address: str, port: int) -> str:
+    what = f"{name} leads to {address}, which is" if name else f"{address} is"
+    return (
+        f"{what} this machine's own, which only a rule for that very address opens; ask for "
+        f"'{rule_text(address, port)}' if that is meant"
+    )
 
 
 def leads_to_denied(name: str, address: Address, rule: Rule) -> str:
@@ -95,6 +105,12 @@ def unknown_request(name: str, port: int, method: str, path: str, rules: list[Ru
     if not texts:
         return f"no rule allows {method} {_cut(path)} on {name}; ask for '{wanted}'"
     return f"{name}:{port} is allowed for {some} only; ask for '{wanted}'"
+
+
+def no_requests(what: str, rules: list[str]) -> str:
+    """``what`` it is instead."""
+    some = ", ".join(f"'{rule}'" for rule in rules[:_MOST_SHOWN]) + (", ..." if len(rules) > _MOST_SHOWN else "")
+    return f"{some} {'is' if len(rules) == 1 else 'are'} about requests, which cannot be seen here: {what}"
 
 
 def _cut(path: str) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 PATIENCE = 10.0  # seconds, for a connection
 _RESOLVERS = 64  # at the same time, of all sandboxes; resolving.py says how many of these one may occupy
+_HOSTS = "/etc/hosts"
 _MOST = 32  # addresses of a name that are looked at
 
 
@@ -25,6 +26,10 @@ class Upstream(Protocol):
     async def connect(self, address: str, port: int) -> socket.socket:
         """A connected socket that does not block, to exactly that address. OSError."""
 
+    def is_own(self, address: str) -> bool:
+        """Whether who connects there comes to this machine itself, to whatever listens on all of its addresses.
+        OSError if that cannot be found out."""
+
 
 class System:
     """This machine's resolver and network."""
@@ -35,6 +40,7 @@ class System:
         self._threads: ThreadPoolExecutor | None = None
 
     async def resolve(self, name: str) -> list[str]:
+        """Names are whole: the resolver's search list would make others of them, which nobody has judged."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="sloplet-names")
         try:
@@ -58,11 +64,31 @@ class System:
             raise
         return made
 
+    def is_own(self, address: str) -> bool:
+        parsed = ipaddress.ip_address(address)
+        family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            try:
+                probe.connect((address, 9))  # nothing is sent: the kernel says from where it would be
+            except OSError:
+                return False  # there is no way there at all
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == parsed
+
 
 def _look_up(name: str) -> list[str]:
+    whole = name if _in_hosts(name) else f"{name}."  # with its dot it is not found in that file
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        found = socket.getaddrinfo(whole, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     except UnicodeError:
         return []
     addresses = dict.fromkeys(str(item[4][0]).partition("%")[0] for item in found)
     return sorted(addresses, key=lambda address: ":" in address)[:_MOST]
+
+
+def _in_hosts(name: str) -> bool:
+    """Whether the machine's own file has it."""
+    try:
+        with open(_HOSTS, encoding="utf-8", errors="replace") as file:
+            return any(name in line.partition("#")[0].lower().split()[1:] for line in file)
+    except OSError:
+        return False
