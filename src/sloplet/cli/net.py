@@ -247,12 +247,14 @@ def presets(name: str | None, as_json: bool) -> None:
     else:
         for item in found.values():
             click.echo(f"# {plain(item['about'])}")
+            for warning in item.get("warnings", ()):
+                click.echo(f"# {plain(warning)}")
             for rule in item["rules"]:
                 click.echo(plain(rule))
 
 
 def _presets(name: str | None) -> dict[str, Any]:
-    from ..network.presets import PACKAGE_INDEXES, check_rule, expand
+    from ..network.presets import PACKAGE_INDEXES, check_rule, expand, warnings
     from ..network.presets import presets as known
 
     if name is not None:
@@ -262,10 +264,11 @@ def _presets(name: str | None) -> dict[str, Any]:
         if name in (None, preset.name):
             found[preset.name] = {"about": preset.about, "rules": list(preset.rules)}
     if name in (None, PACKAGE_INDEXES):
-        rules = [rule.text for rule in expand([f"@{PACKAGE_INDEXES}"])]
+        texts = [f"@{PACKAGE_INDEXES}"]
         found[PACKAGE_INDEXES] = {
             "about": "where this machine's own pip, npm and apt get packages from",
-            "rules": rules,
+            "rules": [rule.text for rule in expand(texts)],
+            "warnings": list(warnings(texts)),
         }
     return found
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import SpecError
 from .netoptions import reach_options, rule_options, secret_option
 from .options import COMMAND_SETTINGS, Verb, command_line, json_option, sandbox_arguments, spec_options, template_option
 from .output import note, plain, print_json
@@ -42,7 +43,11 @@ def learn(command: tuple[str, ...], output: str | None, as_json: bool, **options
 
     Without --output the command's own output goes to stderr.
     """
+    from .netfile import check_target
+
     argv = command_line(command, options["shell_text"])
+    if output is not None:
+        check_target(output)
     options.update(network="learn", as_json=False)
     return asyncio.run(_learn(argv, options, output, as_json))
 
@@ -76,10 +81,16 @@ def _tell(found: NetworkSpec, output: str | None, as_json: bool, code: int, deni
     from .netfile import policy_settings, to_toml, write_policy
 
     settings = policy_settings(found)
+    failure: SpecError | None = None
     if output is not None:
-        write_policy(output, settings)
-        note(f"{plain(output)}: {len(settings['allow'])} rules")
+        try:
+            write_policy(output, settings)
+            note(f"{plain(output)}: {len(settings['allow'])} rules")
+        except SpecError as error:
+            failure = error
     if as_json:
         print_json({"policy": settings, "exit_code": code, "denied": list(denied)})
-    elif output is None:
+    elif output is None or failure is not None:  # what was learned is not lost with a disk that is full
         click.echo(to_toml(settings), nl=False)
+    if failure is not None:
+        raise failure

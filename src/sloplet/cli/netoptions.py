@@ -81,6 +81,7 @@ def network_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any
     network = _network(options, ask)
     if network is not None:
         arguments["network"] = network
+        _warn(network.spec.allow)
     if options.get("secrets"):
         arguments["secrets"] = parse_secrets(options["secrets"])
     if options.get("ports"):
@@ -88,6 +89,14 @@ def network_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any
     if options.get("links"):
         arguments["links"] = dict(_link(text) for text in options["links"])
     return arguments
+
+
+def _warn(rules: Iterable[str]) -> None:
+    from ..network.presets import warnings
+    from .output import note, plain
+
+    for text in warnings(rules):
+        note(plain(text))
 
 
 def _network(options: dict[str, Any], ask: Any) -> Any:

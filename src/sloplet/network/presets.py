@@ -68,6 +68,15 @@ def expand(texts: Iterable[str], *, deny: bool = False) -> list[Rule]:
     return found
 
 
+def warnings(texts: Iterable[str]) -> tuple[str, ...]:
+    """What a user should know about the presets among these."""
+    if f"@{PACKAGE_INDEXES}" not in texts:
+        return ()
+    from .indexes import package_indexes
+
+    return package_indexes().warnings
+
+
 def policy_of(spec: NetworkSpec) -> Policy:
     """The policy that a spec asks for, now. SpecError if it names what is not known (any more)."""
     check_passthrough(spec)

@@ -1,0 +1,94 @@
+"""What users of the CLI's network are told, and when: slips before anything runs, and nothing lost or hidden."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_controller import Records, Said
+
+from sloplet.cli.netfile import read_policy, write_policy
+from sloplet.cli.netlearn import _tell
+from sloplet.errors import SpecError
+from sloplet.netspec import Network, NetworkSpec
+from sloplet.network.indexes import Indexes
+from sloplet.spec import SandboxSpec
+
+pytestmark = pytest.mark.anyone
+
+
+@pytest.fixture
+def dev(records: Records) -> Records:
+    """The sandbox dev has a network, box has none."""
+    records.put(records.boxes["id-dev"], spec=SandboxSpec.make("dev", network=Network(allow=["pypi.org"])))
+    return records
+
+
+# -- policies as files --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("p.json", '{"allow": ["a.com"], "allow": ["b.com"]}', "'allow' is there twice"),
+        ("p.json", "[" * 100_000, "nested too deep"),
+        ("p.json", '{"ask": "yes"}', "neither true nor false"),
+        ("p.toml", 'ask = "yes"', "neither true nor false"),
+        ("p.toml", "ask = 1", "neither true nor false"),
+        ("p.toml", "allow = " + "[" * 50_000, "nested too deep"),
+    ],
+)
+def test_slips_in_a_file(tmp_path: Path, name: str, text: str, why: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=why):
+        read_policy(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["policy.yaml", "missing/policy.toml", "folder.toml"])
+def test_where_a_policy_cannot_be_written_nothing_runs(said: Said, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    code, out, err = said("net", "learn", "--engine", "nonsense", "--output", str(tmp_path / name), "--", "true")
+    assert (code, out) == (125, "")
+    assert f"the policy '{tmp_path / name}'" in err  # and not: there is no such engine
+    assert [each.name for each in tmp_path.rglob("*")] == ["folder.toml"]
+
+
+def test_what_was_learned_is_told_if_it_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def full(*words: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(SpecError, match="No space left"):
+        _tell(NetworkSpec("rules", ("a.com:443",)), str(tmp_path / "p.toml"), False, 0, ())
+    assert tomllib.loads(capsys.readouterr().out) == {"allow": ["a.com:443"]}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_is_written_over_another(tmp_path: Path) -> None:
+    for rules in (["a.com:443"], []):
+        write_policy(str(tmp_path / "p.json"), {"allow": rules})
+        assert read_policy(str(tmp_path / "p.json")) == {"allow": rules}
+    assert [each.name for each in tmp_path.iterdir()] == ["p.json"]
+
+
+# -- presets ------------------------------------------------------------------------------------------
+
+
+def test_what_to_know_of_this_machines_indexes_is_told(
+    dev: Records, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = "pip goes through a proxy on this machine"
+    monkeypatch.setattr("sloplet.network.indexes.package_indexes", lambda: Indexes((), (warning,)))
+    assert f"# {warning}" in said("net", "presets", "package-indexes")[1].splitlines()
+    assert json.loads(said("net", "presets", "--json")[1])["package-indexes"]["warnings"] == [warning]
+    code, out, err = said("create", "web", "--allow", "@package-indexes")
+    assert (code, out, err) == (0, "web\n", f"sloplet: {warning}\n")
+    assert f"sloplet: {warning}\n" in said("run", "--engine", "fake", "--allow", "@package-indexes", "--", "true")[2]
+    assert said("create", "other", "--allow", "pypi.org")[2] == ""
