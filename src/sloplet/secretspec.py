@@ -6,18 +6,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import SecretUnavailable, SpecError
+from .secretsource import printed
 
 #: Where a placeholder may be swapped for the value.
 PLACES = ("headers", "query", "body")
 MAX_SECRETS = 64
 MAX_HOSTS = 64
-MAX_VALUE = 64 * 1024
+MAX_VALUE = 16 * 1024  #: bytes
 READ_SECONDS = 30.0
 
 _NAME_RE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
@@ -48,8 +49,6 @@ class Secret:
             raise SpecError(
                 "a secret needs one source", hint="give exactly one of value=, env='VARIABLE' and command=[...]"
             )
-        if value is not None:
-            _check_value("the secret", value)
         if env is not None and (not isinstance(env, str) or not env or "=" in env or "\0" in env):
             raise SpecError(f"env={str(env)[:80]!r} is not a name of a variable", hint="for example env='GITHUB_TOKEN'")
         self._value, self._env = value, env
@@ -57,22 +56,35 @@ class Secret:
         self.hosts = _hosts(hosts)
         self.where = _places(where)
         self.placeholder = None if placeholder is None else _check_placeholder(placeholder)
+        if value is not None:
+            check_value("the secret", value, self.where)
 
     def __repr__(self) -> str:
         source = "value=..." if self._value is not None else f"env={self._env!r}" if self._env else "command=..."
         return f"Secret({source}, hosts={list(self.hosts)!r}, where={self.where!r})"
 
-    def read(self) -> str:
-        """The value now, as this process sees it. SecretUnavailable, without any part of a value, if there is none."""
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is not pickled: its value would be in what is made; make it where it is used")
+
+    def __copy__(self) -> Secret:
+        return self  # nothing of it ever changes
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+    def read(self, stop: threading.Event | None = None) -> str:
+        """The value now, as this process sees it. SecretUnavailable, without any part of a value, if there is none.
+        ``stop``: nobody waits for it any more."""
         if self._value is not None:
             return self._value
         if self._env is not None:
             found = os.environ.get(self._env)
             if not found:
                 raise SecretUnavailable(f"the variable {self._env} is not set here", hint=f"export {self._env}=...")
-            return _check_value(f"the variable {self._env}", found, SecretUnavailable)
+            return check_value(f"the variable {self._env}", found, self.where, kind=SecretUnavailable)
         assert self._command is not None
-        return _check_value("what the secret's command prints", _printed(self._command), SecretUnavailable)
+        found = printed(self._command, MAX_VALUE, READ_SECONDS, stop)
+        return check_value("what the secret's command prints", found, self.where, kind=SecretUnavailable)
 
     def spec(self, name: str) -> SecretSpec:
         return SecretSpec(name, self.hosts, self.where, self.placeholder or default_placeholder(name))
@@ -162,12 +174,25 @@ def _check_placeholder(text: object) -> str:
     return text
 
 
-def _check_value(what: str, value: object, kind: type[SpecError | SecretUnavailable] = SpecError) -> str:
-    """CR, LF and NUL would end the header that the value is put into."""
+def check_value(
+    what: str,
+    value: object,
+    where: Sequence[str],
+    placeholders: Iterable[str] = (),
+    *,
+    kind: type[SpecError | SecretUnavailable] = SpecError,
+) -> str:
+    """The value, if it can be put into those parts of a request; else an error that shows nothing of it. The one check
+    there is: made before anything is started, and by the holder again."""
+    hint = "a secret is one line of text"
     if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > MAX_VALUE:
         raise kind(f"{what} is empty, not text, or longer than {MAX_VALUE} bytes")
     if any(char in value for char in "\r\n\0") or any(0xD800 <= ord(char) <= 0xDFFF for char in value):
-        raise kind(f"{what} holds a line break, a NUL or a byte that is no text", hint="a secret is one line")
+        raise kind(f"{what} holds a line break, a NUL or a byte that is no text", hint=hint)
+    if "headers" in where and (value != value.strip() or any(ord(char) < 32 or ord(char) == 127 for char in value)):
+        raise kind(f"{what} has control characters, or spaces around it, which no header can hold", hint=hint)
+    if any(placeholder in value for placeholder in placeholders):
+        raise kind(f"{what} holds a placeholder", hint="give what the placeholder stands for")
     return value
 
 
@@ -177,19 +202,6 @@ def _argv(command: object) -> tuple[str, ...]:
     if isinstance(command, (list, tuple)) and command and all(isinstance(word, str) and word for word in command):
         return tuple(command)
     raise SpecError("the secret's command makes no sense", hint="for example command=['pass', 'show', 'github']")
-
-
-def _printed(argv: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=READ_SECONDS)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        reason = "took too long" if isinstance(error, subprocess.TimeoutExpired) else "could not be started"
-        raise SecretUnavailable(f"the secret's command ({argv[0]}) {reason}") from None  # its output may be the value
-    if done.returncode != 0:
-        raise SecretUnavailable(
-            f"the secret's command ({argv[0]}) ended with {done.returncode}", hint="run it by hand to see why"
-        )
-    return done.stdout.decode("utf-8", "surrogateescape").rstrip("\r\n")
 
 
 def _hosts(hosts: object) -> tuple[str, ...]:

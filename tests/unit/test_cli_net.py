@@ -25,6 +25,7 @@ from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
 from sloplet.spec import SandboxSpec
 
+from sloplet.secretspec import default_placeholder
 pytestmark = pytest.mark.anyone
 
 VALUE = "hunter2-very-secret"
@@ -307,6 +308,19 @@ def test_ports_as_they_are_written(text: str, found: tuple[int, int]) -> None:
 def test_what_is_no_port(text: str) -> None:
     with pytest.raises(SpecError):
         parse_port(text)
+
+
+def test_a_value_that_cannot_be_used_leaves_no_sandbox_behind(
+    records: Records, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bad in (f" {VALUE} ", VALUE + "\t", VALUE * 1000, default_placeholder("TOKEN")):
+        monkeypatch.setenv("TOKEN", bad)
+        for more in ([], ["--reuse"]):
+            code, out, err = said("create", "web", "--allow", "a.com", "--secret", "TOKEN@a.com", *more)
+            assert code == 125
+            assert "TOKEN" in err
+            assert bad not in out + err
+    assert "id-web" not in records.boxes
 
 
 def test_a_shell_of_a_sandbox_that_is_there_takes_no_network(dev: Records, said: Said) -> None:

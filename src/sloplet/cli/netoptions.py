@@ -197,18 +197,7 @@ def secret_source(text: str) -> dict[str, Any]:
 
 def read_value(path: str) -> str:
     """A secret's value from a file, or from stdin (``-``); the line break at its end is not part of it."""
-    import sys
+    from ..secretsource import read_file
+    from ..secretspec import MAX_VALUE
 
-    from ..errors import SecretUnavailable
-
-    try:
-        if path == "-":
-            raw = sys.stdin.buffer.read(70_000)
-        else:
-            with open(path, "rb") as file:
-                raw = file.read(70_000)
-        return raw.decode().rstrip("\r\n")
-    except OSError as error:
-        raise SecretUnavailable(f"the secret's file {path[:200]!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SecretUnavailable(f"the secret's file {path[:200]!r} is not UTF-8 text") from None
+    return read_file(path, MAX_VALUE)
