@@ -66,13 +66,13 @@ def test_query() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (b"application/json", json.dumps('a"b\n')[1:-1]),
-        (b"application/vnd.x+json; charset=utf-8", json.dumps('a"b\n')[1:-1]),
-        (b"application/x-www-form-urlencoded", quote('a"b\n')), (b"text/plain", 'a"b\n'), (b"", 'a"b\n'),
+        (b"application/json", json.dumps('a"b\t')[1:-1]),
+        (b"application/vnd.x+json; charset=utf-8", json.dumps('a"b\t')[1:-1]),
+        (b"application/x-www-form-urlencoded", quote('a"b\t')), (b"text/plain", 'a"b\t'), (b"", 'a"b\t'),
     ],
 )  # fmt: skip
 def test_bodies_are_written_as_their_type_wants_it(kind: bytes, expected: str) -> None:
-    there = here("body", value='a"b\n')
+    there = here("body", value='a"b\t')
     swap = there.body_swap(request((b"Content-Type", kind)))
     assert swap is not None
     assert swap.whole(b"<" + P + b">") == b"<" + expected.encode() + b">"
@@ -158,7 +158,9 @@ def test_values_change_on_open_connections() -> None:
         ("*.example.test", "a.b.example.test", 443, True), ("*.example.test", "example.test", 443, False),
         ("*.example.test", "evilexample.test", 443, False), (NAME + ":8443", NAME, 8443, True),
         (NAME + ":8443", NAME, 443, False),
-        ("[fd00::1]:443", "fd00::1", 443, True), ("fd00::1", "fd00::1", 443, True), ("10.0.0.1", "10.0.0.1", 443, True),
+        (NAME + ":443,8443", NAME, 8443, True), (NAME + ":443,8443", NAME, 444, False),
+        (NAME + ":8000-8100", NAME, 8050, True), (NAME + ":8000-8100", NAME, 8101, False),
+        (NAME + ":*", NAME, 9999, True), ("*.example.test:*", NAME, 9999, True),
     ],
 )  # fmt: skip
 def test_what_a_secret_is_bound_to(pattern: str, host: str, port: int, bound: bool) -> None:
@@ -169,6 +171,61 @@ def test_what_a_secret_is_bound_to(pattern: str, host: str, port: int, bound: bo
     else:
         with pytest.raises(Refused):
             swapped(there, (b"X", P))
+
+
+@pytest.mark.parametrize("pattern", ["10.0.0.1", "[fd00::1]:443", "*", ""])
+def test_it_is_bound_to_names_only(pattern: str) -> None:
+    with pytest.raises(SpecError):
+        SecretTable([Spec(hosts=(pattern,))])
+
+
+# -- what it may cost -------------------------------------------------------------------
+
+
+def test_a_head_grows_only_so_far() -> None:
+    """A few kilobytes of placeholders would be megabytes of values."""
+    there = here("headers", "query", value="v" * 16000)
+    assert len(swapped(there, (b"X", P * 3), target=b"/?" + P)) > 4 * 16000
+    for field, target in (((b"X", P * 5), b"/"), ((b"X", P * 3), b"/?" + P * 2), ((b"X", b"y"), b"/?" + P * 5)):
+        with pytest.raises(Refused, match="grow"):
+            swapped(there, field, target=target)
+    with pytest.raises(Refused, match="grow"):
+        swapped(there, (b"Authorization", b"Basic " + base64.b64encode(b"me:" + P * 5)))
+
+
+@pytest.mark.parametrize("step", [len(P), 7, 100_000])
+def test_a_body_grows_only_so_far(step: int) -> None:
+    """All of it together, however it comes."""
+    there = here("body", value="v" * 16000)
+    few, many = P * 16, P * 17
+    swap = there.body_swap(request())
+    assert swap is not None
+    out = b"".join(swap.feed(few[at : at + step]) for at in range(0, len(few), step)) + swap.finish()
+    assert out == b"v" * 16000 * 16
+    swap = there.body_swap(request())
+    assert swap is not None
+    with pytest.raises(Refused, match="grow"):
+        b"".join(swap.feed(many[at : at + step]) for at in range(0, len(many), step))
+    swap = there.body_swap(request())
+    assert swap is not None
+    with pytest.raises(Refused, match="grow"):
+        swap.whole(many)
+
+
+def test_what_is_put_into_a_body_is_the_value_of_that_moment() -> None:
+    """A program may hold a body back for as long as it likes."""
+    table = SecretTable([Spec(where=("headers", "body"))], {"TOKEN": VALUE})
+    swap = table.at(NAME, 443, secure=True).body_swap(request())
+    assert swap is not None
+    assert swap.feed(P) == V
+    table.set({"TOKEN": "another value"})
+    assert swap.feed(P) == b"another value"
+    assert swap.feed(P[:-1]) == b""
+    table.set({"TOKEN": None})
+    with pytest.raises(Refused, match="give it again"):
+        swap.feed(P[-1:])
+    with pytest.raises(Refused, match=r"sloplet secret set.*box\.network\.set_secret"):
+        swap.whole(P)
 
 
 # -- streams ----------------------------------------------------------------------------
@@ -286,6 +343,41 @@ def test_values_of_before_many_rotations_do_not_hide_the_one_of_now() -> None:
     assert [value for _, value in shown.fields] == [P, P]
 
 
+def test_values_of_before_are_hidden_on_later_connections_too() -> None:
+    table = SecretTable([Spec()], {"TOKEN": "the first value"})
+    table.set({"TOKEN": "the second value"})
+    page = Response(((b"X", b"the first value"), (b"Y", b"the second value")), 1, 200, b"")
+    for value in ("the second value", "the third value", None):
+        table.set({"TOKEN": value})
+        there = table.at(NAME, 443, secure=True)
+        assert b"Accept-Encoding: identity" in swapped(there, (b"Accept-Encoding", b"gzip"))
+        assert [shown for _, shown in there.scrub_head(page).fields] == [P, P]
+        scrub = there.scrub_body(page, same_length=False)
+        assert scrub is not None
+        assert scrub.whole(b"the first value") == P
+    elsewhere = table.at("other.test", 443, secure=True)
+    assert elsewhere.scrub_head(page) == page, "what the server is not bound to is not known to it"
+    table.clear()
+    assert table.at(NAME, 443, secure=True).scrub_head(page) == page
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "aB/cD+eF==gH/12 4é(", "aB/cD%2BeF%3D%3DgH/12%204%C3%A9%28", "aB%2FcD%2BeF%3D%3DgH%2F12%204%C3%A9%28",
+        "aB%2fcD%2beF%3d%3dgH%2f12%204%c3%a9%28", "aB%2FcD%2BeF%3D%3DgH%2F12%204%C3%A9(",
+        "aB%2FcD%2BeF%3D%3DgH%2F12+4%C3%A9%28", "aB\\/cD+eF==gH\\/12 4é(", "aB\\/cD+eF==gH\\/12 4\\u00e9(",
+        "aB/cD+eF==gH/12 4\\u00e9(",
+    ],
+)  # fmt: skip
+def test_the_usual_ways_to_write_a_value_are_hidden(form: str) -> None:
+    there = here(value="aB/cD+eF==gH/12 4é(")
+    scrub = there.scrub_body(Response((), 1, 200, b""), same_length=False)
+    assert scrub is not None
+    text = f"<{form}>".encode()
+    assert b"".join(scrub.feed(text[at : at + 5]) for at in range(0, len(text), 5)) + scrub.finish() == b"<" + P + b">"
+
+
 def test_what_a_program_can_make_a_server_say_of_its_answer_is_hidden_too() -> None:
     """A store answers with the Content-Type that a query asks for; a debugger with headers of any name."""
     there = here("headers", "query")
@@ -320,7 +412,9 @@ def test_servers_are_asked_for_what_can_be_searched() -> None:
 # -- values are not shown ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["", "qq\nqq", " qqq", "qq\0", "x" * 20000, "a" + PLACE])
+@pytest.mark.parametrize(
+    "value", ["", "qq\nqq", " qqq", "qq\0", "qq\tq", "qq\udc80q", "x" * 20000, "é" * 9000, "a" + PLACE]
+)
 def test_a_value_that_cannot_be_used_is_refused_without_showing_it(value: str) -> None:
     table = SecretTable([Spec()], {"TOKEN": VALUE})
     with pytest.raises(SpecError) as caught:

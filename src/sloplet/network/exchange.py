@@ -197,8 +197,8 @@ class Exchange:
         scan = swap = None
         if self._here is not None:
             swap = self._here.body_swap(request) if length else None
-            request = self._here.swap_head(request)
             scan = self._here.body_scan() if length else None
+            self._swapped(request)  # what is refused is refused before its body is asked for
         guard.seen(request.method.decode(), "".join(c if c.isprintable() else "?" for c in path[:_SHOWN_PATH]))
         self.requests += 1
         if waits:
@@ -207,7 +207,8 @@ class Exchange:
             with guard.secrets.holding(length) as held:
                 if held:
                     payload, rest = await self._short_body(length, rest, scan)
-                    return await self._forward_swapped(request, swap.whole(payload), rest)
+                    return await self._forward_swapped(self._swapped(request), swap.whole(payload), rest)
+        request = self._swapped(request)
         if swap is not None and length > 0:
             request = _chunked(request)
         self._pending.append(_Sent(request.method, request.minor, websocket))
@@ -216,6 +217,10 @@ class Exchange:
         rest = await copy.run(request.encode(), rest, self._client.read, self._to_server)
         self._sending = None
         return rest
+
+    def _swapped(self, request: Request) -> Request:
+        """With the values of this moment: asked for when it is sent, as one that is kept may be taken away."""
+        return request if self._here is None else self._here.swap_head(request)
 
     def _judge(self, request: Request) -> str:
         """The path, if the request is allowed."""

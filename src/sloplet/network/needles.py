@@ -5,27 +5,52 @@ Whoever replaces holds what may be the beginning of one until more has come.
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
-from functools import lru_cache
-from urllib.parse import quote
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
+from urllib.parse import quote, quote_plus
 
 from .channel import Refused
 
 _BEGINNING = 8  # of many placeholders this much is the same, and looked for once
 
 
+#: What stands for a needle; a function is asked at each occurrence, and may refuse.
+Value = bytes | Callable[[], bytes]
+
+
+class Growth:
+    """By how many bytes one message may become longer than it came. What few bytes ask for is held here until the
+    server takes it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self, size: int) -> None:
+        """Before so much is made. Refused: it is too much."""
+        self._left -= max(0, size)
+        if self._left < 0:
+            raise Refused(f"a request that would grow by more than {self._most} bytes where its placeholders stand")
+
+
 class Replacer:
     """Each key becomes its value. With ``same_length`` the value is cut or filled up with '*': for bodies whose length
-    has been told already."""
+    has been told already. Refused if that is more than ``growth`` lets it be, or if a value's function refuses."""
 
-    def __init__(self, pairs: Mapping[bytes, bytes], *, same_length: bool = False) -> None:
-        self._pairs = {
-            key: value[: len(key)].ljust(len(key), b"*") if same_length else value for key, value in pairs.items()
-        }
-        self._pattern = _any_of(self._pairs)
+    def __init__(
+        self, pairs: Mapping[bytes, Value], *, same_length: bool = False, growth: Growth | None = None
+    ) -> None:
+        self._pairs = dict(pairs)
+        self._same_length = same_length
+        self._growth = growth
         self._held = b""
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[bytes]:
+        """Made when there is something to match: most of what passes holds no needle."""
+        return _any_of(self._pairs)
 
     def feed(self, data: bytes) -> bytes:
         """What is certain now."""
@@ -34,11 +59,11 @@ class Replacer:
         start = len(data) - _held(data, self._pairs)
         done: list[bytes] = []
         at = 0
-        if any(key in data for key in self._pairs):  # finding is much faster than matching
+        if self._is_in(data):
             for match in self._pattern.finditer(data):
                 if match.start() >= start:
                     break
-                done += (data[at : match.start()], self._pairs[match[0]])
+                done += (data[at : match.start()], self._instead(match))
                 at = match.end()
                 if at > start:  # what could have begun before the end of this one has not
                     start = len(data) - _held(data[at:], self._pairs)
@@ -49,11 +74,24 @@ class Replacer:
 
     def finish(self) -> bytes:
         held, self._held = self._held, b""
-        return self._pattern.sub(lambda match: self._pairs[match[0]], held)
+        return self.whole(held)
 
     def whole(self, data: bytes) -> bytes:
         """All of it at once."""
-        return self._pattern.sub(lambda match: self._pairs[match[0]], data)
+        return self._pattern.sub(self._instead, data) if self._is_in(data) else data
+
+    def _is_in(self, data: bytes) -> bool:
+        return any(key in data for key in self._pairs)  # finding is much faster than matching
+
+    def _instead(self, match: re.Match[bytes]) -> bytes:
+        key = match[0]
+        found = self._pairs[key]
+        value = found if isinstance(found, bytes) else found()
+        if self._same_length:
+            value = value[: len(key)].ljust(len(key), b"*")
+        if self._growth is not None:
+            self._growth.take(len(value) - len(key))
+        return value
 
 
 class Scanner:
@@ -118,3 +156,14 @@ def disguises(text: bytes) -> frozenset[bytes]:
         core = coded[(before * 8 + 5) // 6 : bits // 6]
         found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
     return frozenset(found)
+
+
+def echoes(value: bytes) -> frozenset[bytes]:
+    """How a server may write what it was sent: as it is, percent-encoded in the usual ways, escaped as JSON. Never
+    cached: it may be a secret's."""
+    coded = {quote(value, safe=safe) for safe in ("", "/", "!'()*")} | {quote_plus(value)}
+    coded |= {re.sub("%..", lambda match: match[0].lower(), text) for text in coded}
+    text = value.decode("utf-8", "replace")
+    quoted = {json.dumps(text, ensure_ascii=only)[1:-1] for only in (True, False)}
+    quoted |= {text.replace("/", "\\/") for text in quoted}
+    return frozenset({value, *(text.encode() for text in coded | quoted)})

@@ -14,16 +14,20 @@ from typing import Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 from ..errors import SpecError
+from ..secretspec import check_value
 from .channel import Refused
-from .http1 import Head, Request, Response, with_field
-from .needles import Replacer, Scanner, disguises
+from .hosts import parse_host
+from .http1 import MAX_HEAD, Head, Request, Response, with_field
+from .needles import Growth, Replacer, Scanner, Value, disguises, echoes
 
 _SHORTEST_PLACEHOLDER = 8
 _SHORTEST_SCRUBBED = 8  # a shorter value would be found in what has nothing to do with it
-_LONGEST_VALUE = 16 * 1024
 _MAX_HELD = 16 * 1024 * 1024
+_HEAD_GROWTH = MAX_HEAD  # by what is put in place of placeholders, in all of a request's head
+_BODY_GROWTH = 256 * 1024  # and in all of its body
 _MAX_CREDENTIALS = 64  # different ones of Basic, on one connection
-_MAX_FORMS = 256  # of values, those of before a rotation included: more than all secrets have at once
+_MAX_FORMS = 256  # of values that are not the ones of now any more
+_AGAIN = "give it again (`sloplet secret set`, or box.network.set_secret)"
 #: Headers of a response that say where it ends.
 _FRAMING = frozenset(b"content-length transfer-encoding connection upgrade".split())
 #: Headers that say how a message is to be read: never changed.
@@ -53,7 +57,10 @@ class SecretTable:
 
     def __init__(self, specs: Iterable[Spec], values: Mapping[str, str | None] | None = None) -> None:
         self._specs = {spec.name: spec for spec in specs}
+        self._hosts = {spec.name: [parse_host(item) for item in spec.hosts] for spec in self._specs.values()}
         self._values: dict[str, str] = {}
+        self._forms: dict[bytes, str] = {}  # of the values of now -> whose
+        self._past: dict[bytes, str] = {}  # the same of those of before, oldest first
         self._held = 0  # bytes of bodies that are held back, on all connections
         for spec in self._specs.values():
             if len(spec.placeholder) < _SHORTEST_PLACEHOLDER or not spec.placeholder.isascii():
@@ -79,25 +86,34 @@ class SecretTable:
                     f"this sandbox has no secret {name[:80]!r}", hint=", ".join(self._specs) or "it has none"
                 )
             if value is not None:
-                self._check(self._specs[name], value)
+                places = self.placeholders.values()
+                check_value(f"the value of the secret {name}", value, self._specs[name].where, places)
+        before = self._forms
         for name, value in values.items():
             if value is None:
                 self._values.pop(name, None)
             else:
                 self._values[name] = value
+        self._forms = {
+            form: name
+            for name, value in self._values.items()
+            if len(value) >= _SHORTEST_SCRUBBED
+            for form in echoes(value.encode())
+        }
+        for form, name in before.items():
+            if form not in self._forms:
+                self._past.pop(form, None)  # it is the newest again
+                self._past[form] = name
+        for form in list(self._past)[:-_MAX_FORMS]:
+            del self._past[form]
 
-    def _check(self, spec: Spec, value: str) -> None:
-        wrong = ""
-        if not isinstance(value, str) or not value:
-            wrong = "is empty"
-        elif len(value) > _LONGEST_VALUE:
-            wrong = f"is longer than {_LONGEST_VALUE} characters"
-        elif any(other.placeholder in value for other in self._specs.values()):
-            wrong = "holds a placeholder"
-        elif "headers" in spec.where and (value != value.strip() or any(ord(c) < 32 or ord(c) == 127 for c in value)):
-            wrong = "has line ends, other control characters, or spaces around it, which no header can hold"
-        if wrong:
-            raise SpecError(f"the value of the secret {spec.name} {wrong}")
+    def clear(self) -> None:
+        """No values any more, and none of before either: nothing is sent, and nothing comes back."""
+        self._values, self._forms, self._past = {}, {}, {}
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        return tuple(self._specs.values())
 
     @property
     def placeholders(self) -> dict[str, str]:
@@ -110,7 +126,9 @@ class SecretTable:
 
     def at(self, host: str, port: int, *, secure: bool) -> Here:
         """For one HTTP connection; ``secure``: inside TLS that we opened and whose server was verified."""
-        bound = [spec for spec in self._specs.values() if any(_covers(item, host, port) for item in spec.hosts)]
+        bound = [
+            spec for spec in self._specs.values() if any(item.matches(host, port) for item in self._hosts[spec.name])
+        ]
         return Here(self, host, bound if secure else [], secure)
 
     def scan(self, where: str = "on a connection that is not HTTP over TLS") -> Scanner:
@@ -139,24 +157,19 @@ class SecretTable:
     def value(self, spec: Spec) -> bytes:
         """Refused if it has none now."""
         if spec.name not in self._values:
-            raise Refused(f"the secret {spec.name} has no value now: give it again (set_secrets)")
+            raise Refused(f"the secret {spec.name} has no value now: {_AGAIN}")
         return self._values[spec.name].encode()
 
     def known(self, spec: Spec) -> bool:
         return spec.name in self._values
 
+    def shown(self, bound: Sequence[Spec]) -> dict[bytes, bytes]:
+        """What a server may send back of the values that these have and have had -> what is shown instead."""
+        places = {spec.name: spec.placeholder.encode() for spec in bound}
+        return {form: places[name] for form, name in {**self._past, **self._forms}.items() if name in places}
+
     def others(self, bound: Sequence[Spec]) -> list[Spec]:
         return [spec for spec in self._specs.values() if spec not in bound]
-
-
-def _covers(pattern: str, host: str, port: int) -> bool:
-    name, colon, number = pattern.rpartition(":")
-    if colon and number.isdigit() and "]" not in number and (":" not in name or name.startswith("[")):
-        if int(number) != port:
-            return False
-        pattern = name
-    pattern, host = pattern.lower().strip("[]"), host.lower()
-    return host.endswith(pattern[1:]) and host != pattern[1:] if pattern.startswith("*.") else host == pattern
 
 
 class Here:
@@ -166,8 +179,7 @@ class Here:
         self._table = table
         self._host = host
         self._bound = bound
-        self._values: dict[bytes, bytes] = {}  # what may come back -> what is shown instead
-        self._credentials: dict[bytes, bytes] = {}  # the same, of Basic
+        self._credentials: dict[bytes, bytes] = {}  # of Basic: what may come back -> what is shown instead
         over = "" if secure else " without TLS"
         self._foreign = Scanner(
             {
@@ -182,31 +194,32 @@ class Here:
 
     def swap_head(self, request: Request) -> Request:
         """With values in place of placeholders; Refused if one is where it must not be, or has no value."""
-        if self._scrubs():  # before anything else: no request goes out whose answer would not be searched
-            self._remember()
+        growth = Growth(_HEAD_GROWTH)
         for spec in self._bound:
             if "query" in spec.where:
-                request = self._swap_query(request, spec, spec.placeholder.encode())
-        request = replace(request, fields=tuple(self._swap_field(field) for field in request.fields))
+                request = self._swap_query(request, spec, growth)
+        pairs = {spec.placeholder.encode(): self._value(spec) for spec in self._bound if "headers" in spec.where}
+        swap = Replacer(pairs, growth=growth)
+        request = replace(request, fields=tuple(self._swap_field(field, swap) for field in request.fields))
         self._check_rest(request)
-        if self._scrubs():
+        if self._scrubbed():
             request = replace(request, fields=with_field(request.fields, b"Accept-Encoding", b"identity"))
         return request
 
-    def _swap_query(self, request: Request, spec: Spec, place: bytes) -> Request:
+    def _swap_query(self, request: Request, spec: Spec, growth: Growth) -> Request:
         path, mark, query = request.target.partition(b"?")
-        for form in {place, quote(place, safe="").encode()}:
-            if form in query:
-                query = query.replace(form, quote(self._table.value(spec), safe="").encode())
-        return replace(request, target=path + mark + query)
+        place = spec.placeholder.encode()
+        value = self._value(spec, b"application/x-www-form-urlencoded")
+        swap = Replacer({place: value, quote(place, safe="").encode(): value}, growth=growth)
+        return replace(request, target=path + mark + swap.whole(query))
 
-    def _swap_field(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    def _swap_field(self, field: tuple[bytes, bytes], swap: Replacer) -> tuple[bytes, bytes]:
         name, value = field
         if name.lower() in _FIXED:
             return field
         scheme, _, coded = value.partition(b" ")
         if scheme.lower() == b"basic" and (plain := _decoded(coded.strip())):
-            swapped = self._swap_text(plain)
+            swapped = swap.whole(plain)
             if swapped == plain:
                 return field
             made = b64encode(swapped)
@@ -214,13 +227,11 @@ class Here:
             if len(self._credentials) > _MAX_CREDENTIALS:
                 raise Refused(f"more than {_MAX_CREDENTIALS} different Basic credentials on one connection")
             return name, scheme + b" " + made
-        return name, self._swap_text(value)
+        return name, swap.whole(value)
 
-    def _swap_text(self, text: bytes) -> bytes:
-        for spec in self._bound:
-            if "headers" in spec.where and spec.placeholder.encode() in text:
-                text = text.replace(spec.placeholder.encode(), self._table.value(spec))
-        return text
+    def _value(self, spec: Spec, kind: bytes = b"") -> Value:
+        """The one of the moment at which its placeholder is met, as it is written in a body of that type."""
+        return lambda: _escaped(self._table.value(spec), kind)
 
     def _check_rest(self, request: Request) -> None:
         """No placeholder is left in the head."""
@@ -241,7 +252,7 @@ class Here:
         reasons = dict(self._foreign.reasons)
         for spec in self._bound:
             if "body" in spec.where and not self._table.known(spec):
-                reasons[spec.placeholder.encode()] = f"the secret {spec.name} has no value now: give it again"
+                reasons[spec.placeholder.encode()] = f"the secret {spec.name} has no value now: {_AGAIN}"
         return Scanner(reasons)
 
     def body_swap(self, request: Request) -> Replacer | None:
@@ -249,40 +260,25 @@ class Here:
         if any(coding != b"identity" for coding in request.tokens(b"content-encoding")):
             return None
         kind = b"".join(request.values(b"content-type")).partition(b";")[0].strip().lower()
-        pairs: dict[bytes, bytes] = {}
+        pairs: dict[bytes, Value] = {}
         for spec in self._bound:
             if "body" in spec.where and self._table.known(spec):
-                place, value = spec.placeholder.encode(), self._table.value(spec)
-                pairs[place] = _escaped(value, kind)
+                place = spec.placeholder.encode()
+                pairs[place] = self._value(spec, kind)
                 if kind == b"application/x-www-form-urlencoded":
                     pairs[quote(place, safe="").encode()] = pairs[place]
-        return Replacer(pairs) if pairs else None
+        return Replacer(pairs, growth=Growth(_BODY_GROWTH)) if pairs else None
 
     # -- responses ---------------------------------------------------------------------
 
-    def _scrubs(self) -> bool:
-        return any(self._table.known(spec) for spec in self._bound)
-
-    def _remember(self) -> None:
-        """The values of now, in the forms in which a server may send them back; those of before a rotation stay."""
-        for spec in self._bound:
-            value = self._table.value(spec) if self._table.known(spec) else b""
-            if len(value) >= _SHORTEST_SCRUBBED:
-                for form in {value, quote(value, safe="").encode(), _escaped(value, b"application/json")}:
-                    self._values.pop(form, None)
-                    self._values[form] = spec.placeholder.encode()
-        for form in list(self._values)[:-_MAX_FORMS]:
-            del self._values[form]
-
-    @property
     def _scrubbed(self) -> dict[bytes, bytes]:
-        return {**self._values, **self._credentials}
+        return {**self._table.shown(self._bound), **self._credentials} if self._bound else {}
 
     def scrub_head(self, response: Response) -> Response:
         """With placeholders in place of values that the server sends back."""
-        if not self._scrubbed:
+        if not (found := self._scrubbed()):
             return response
-        scrub = Replacer(self._scrubbed)
+        scrub = Replacer(found)
         fields = tuple(
             (name, value) if name.lower() in _FRAMING else (scrub.whole(name), scrub.whole(value))
             for name, value in response.fields
@@ -291,9 +287,10 @@ class Here:
 
     def scrub_body(self, response: Head, *, same_length: bool) -> Replacer | None:
         """For a response's body; None if there is nothing to do."""
-        if not self._scrubbed or any(coding != b"identity" for coding in response.tokens(b"content-encoding")):
+        found = self._scrubbed()
+        if not found or any(coding != b"identity" for coding in response.tokens(b"content-encoding")):
             return None
-        return Replacer(self._scrubbed, same_length=same_length)
+        return Replacer(found, same_length=same_length)
 
 
 def _decoded(coded: bytes) -> bytes:
