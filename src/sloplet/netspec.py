@@ -6,9 +6,9 @@ meaning, so they are kept sorted: equal settings are equal specs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .errors import InvalidLimit, SpecError
 from .quantities import parse_size
@@ -16,7 +16,7 @@ from .secretspec import Secret, SecretSpec, check_secrets
 
 __all__ = [
     "LinkSpec", "Network", "NetworkSpec", "PortSpec", "Secret", "SecretSpec", "check_links", "check_network",
-    "check_ports", "check_secrets",
+    "check_openable", "check_ports", "check_secrets",
 ]  # fmt: skip
 
 MODES = ("none", "rules", "learn")
@@ -42,6 +42,16 @@ class LinkSpec(NamedTuple):
     name: str
     ref: str
     port: int = 0
+
+
+class _Bound(Protocol):
+    """A secret, as far as it matters here."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hosts(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -256,6 +266,25 @@ def check_passthrough(spec: NetworkSpec) -> None:
                     f"the rule {rule.text!r} looks at requests that passthrough={text!r} keeps closed",
                     hint="take the host out of one of them",
                 )
+
+
+def check_openable(network: NetworkSpec, secrets: Iterable[_Bound], links: Iterable[str] = ()) -> None:
+    """Each host of a secret is one whose TLS can be opened: elsewhere its placeholder would never become the value."""
+    from .network.hosts import covers, parse_host
+
+    closed = [(text, parse_host(text)) for text in network.passthrough]
+    linked = set(links)
+    hint = "take the host out of one of them"
+    for secret in secrets:
+        for text in secret.hosts:
+            host = parse_host(text)
+            if not host.wild and host.name in linked:
+                raise SpecError(f"the secret {secret.name} is for {text!r}, which is a link to a sandbox", hint=hint)
+            for why, one in closed:
+                if covers(one, host):
+                    raise SpecError(
+                        f"the secret {secret.name} is for {text!r}, which passthrough={why!r} keeps closed", hint=hint
+                    )
 
 
 def _known(given: Iterable[object], known: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from .netspec import (
     SecretSpec,
     check_links,
     check_network,
+    check_openable,
     check_ports,
     check_secrets,
 )
@@ -232,7 +233,7 @@ class SandboxSpec:
 
 
 def check_network_needs(spec: SandboxSpec) -> SandboxSpec:
-    """What needs a network has one."""
+    """What needs a network has one, and one that fits it."""
     if spec.network.mode == "none":
         for what in ("secrets", "links"):
             if getattr(spec, what):
@@ -240,6 +241,7 @@ def check_network_needs(spec: SandboxSpec) -> SandboxSpec:
     both = {secret.name for secret in spec.secrets} & {name for name, _ in spec.env}
     if both:
         raise SpecError(f"{min(both)} is both a secret and a variable of env", hint="leave it out of env")
+    check_openable(spec.network, spec.secrets, (link.name for link in spec.links))
     return spec
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from net_inside import Inside, World, echo, greet, with_world
 
-from sloplet.errors import WireClosed
-from sloplet.netspec import Network
+from sloplet.errors import SpecError, WireClosed
+from sloplet.netspec import Network, Secret, check_secrets
+from sloplet.network.secrets import SecretTable
 from sloplet.network.upstream import System
 from sloplet.wire.fields import Fields
 from sloplet.wire.schema import Tag
@@ -521,6 +522,21 @@ def test_a_link_is_another_sandbox() -> None:
         assert inside.egress.learned.allow() == ()
         inside.egress.set(Network(deny=["db"]).spec)
         assert await program.over() == errno.ECONNRESET
+        await inside.close()
+
+    with_world(scenario)
+
+
+def test_no_policy_closes_what_a_secret_needs_open() -> None:
+    async def scenario(world: World) -> None:
+        secrets = check_secrets({"TOKEN": Secret("the value", hosts=["api.example.com", "*.example.org"])})
+        inside = await Inside(Network(), world, links={"db": ("pg", 0)}, secrets=SecretTable(secrets)).hello()
+        before = inside.egress.spec
+        for closed in ("api.example.com", "*.example.com", "*.example.org"):
+            with pytest.raises(SpecError, match="TOKEN is for"):
+                inside.egress.set(Network(allow=["x.org"], passthrough=[closed]).spec)
+        assert inside.egress.spec is before
+        inside.egress.set(Network(passthrough=["pinned.example.org", "other.example.com"]).spec)
         await inside.close()
 
     with_world(scenario)

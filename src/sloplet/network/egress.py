@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import ProtocolError
-from ..netspec import NetworkSpec
+from ..netspec import NetworkSpec, check_openable
 from ..wire.fields import Fields
 from ..wire.mux import AgentStream
 from ..wire.schema import Op, Tag
@@ -215,6 +215,8 @@ class Egress:
 
     def set(self, spec: NetworkSpec) -> None:
         """Another policy, at once. SpecError: and nothing has changed."""
+        if self.secrets is not None:
+            check_openable(spec, self.secrets.specs, self.links)
         self.policy, self._certain, self._passthrough = _read(spec)
         self.spec = spec
         self.resolver.forget()

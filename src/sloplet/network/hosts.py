@@ -36,6 +36,12 @@ class Ports:
                 best = max(best, LISTED if low == high else RANGE)
         return DEFAULT if best != NO_MATCH and not self.text else best
 
+    def cover(self, other: Ports) -> bool:
+        """Are all of the other's among these?"""
+        if self.every or other.every:
+            return self.every
+        return all(any(low <= first and last <= high for low, high in self.spans) for first, last in other.spans)
+
     def words(self) -> str:
         """As part of a sentence."""
         if self.every:
@@ -79,6 +85,15 @@ def overlap(one: Host, other: Host) -> bool:
     if one.wild and other.wild:
         return first.endswith(second) or second.endswith(first)
     return second.endswith(first) if one.wild else first.endswith(second) if other.wild else first == second
+
+
+def covers(one: Host, other: Host) -> bool:
+    """Does one mean every name and port that the other means?"""
+    if one.net is not None or other.net is not None or not one.ports.cover(other.ports):
+        return False
+    if one.wild:
+        return not one.name or other.name.endswith("." + one.name) or (other.wild and other.name == one.name)
+    return not other.wild and other.name == one.name
 
 
 def parse_host(text: object, *, ports: Ports = EVERY) -> Host:
