@@ -72,6 +72,7 @@ def rm(name: str, secret: str, as_json: bool) -> None:
 async def _set(name: str, secret: str, source: dict[str, Any] | None) -> None:
     from ..keeper.client import keeper_controller
     from ..netspec import Secret
+    from ..network_api import read_secret
     from .opening import open_box
 
     controller = await keeper_controller()
@@ -84,7 +85,8 @@ async def _set(name: str, secret: str, source: dict[str, Any] | None) -> None:
         )
     value = None
     if source is not None:
-        value = await asyncio.to_thread(Secret(**source, hosts=known[secret].hosts).read)
+        asked = known[secret]
+        value = await read_secret(Secret(**source, hosts=asked.hosts, where=asked.where))
         await open_box(name)  # of one that sleeps nobody would keep it
     await controller.set_secrets(info.id, {secret: value})
 
