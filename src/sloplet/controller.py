@@ -18,6 +18,7 @@ from .spec import SandboxSpec
 from .wire.fields import Fields
 
 if TYPE_CHECKING:
+    from .netchange import NetworkChange
     from .netspec import NetworkSpec
     from .network.asks import Ask
     from .network.log import Decision
@@ -212,6 +213,10 @@ class NetworkController(Protocol):
     async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
         """Another policy, at once; open connections that it does not allow are cut. SpecError where the sandbox was not
         made for it: without a network, or without inspection."""
+
+    async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
+        """A part of the policy, of how it is when this is done: two changes at the same time are both made. Gives the
+        policy as it is then; otherwise as ``set_network``."""
 
     async def network(self, sandbox_id: str) -> NetworkSpec:
         """The policy as it is now."""

@@ -8,12 +8,12 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 from .controller import Controller, Port
 from .errors import SandboxDead, SandboxNotFound, SlopletError, SpecError
-from .netspec import Network, NetworkSpec, Secret, check_network
+from .netchange import NetworkChange
+from .netspec import Network, NetworkSpec, Secret
 from .network.asks import ANSWERS, Ask
 from .network.log import Decision
 from .secretspec import check_value
@@ -77,31 +77,30 @@ class AsyncNetwork:
             if network.ask is not None:
                 self._asker.listen(controller, sandbox_id, network.ask)
             return network.spec
-        known = await controller.network(sandbox_id)
-        return await _put(
-            controller,
+        return await controller.change_network(
             sandbox_id,
-            replace(
-                known,
-                allow=known.allow if allow is None else tuple(_rules(allow)),
-                deny=known.deny if deny is None else tuple(_rules(deny)),
+            NetworkChange(
+                allow=None if allow is None else _rules("allow", allow),
+                deny=None if deny is None else _rules("deny", deny),
             ),
         )
 
     async def allow(self, *rules: str) -> NetworkSpec:
         """Allow these too, beginning now. A rule that was among the denied is taken from there."""
-        controller, sandbox_id = await self._held()
-        known = await controller.network(sandbox_id)
-        deny = tuple(rule for rule in known.deny if rule not in rules)
-        return await _put(controller, sandbox_id, replace(known, allow=(*known.allow, *_rules(rules)), deny=deny))
+        return await self._change(NetworkChange(add_allow=_rules("allow", rules)))
 
     async def deny(self, *rules: str) -> NetworkSpec:
         """Deny these, beginning now: open connections there are cut. A rule that was among the allowed is taken from
         there."""
+        return await self._change(NetworkChange(add_deny=_rules("deny", rules)))
+
+    async def remove(self, *rules: str) -> NetworkSpec:
+        """Take rules away, allowed or denied ones; what nothing else allows is cut. SpecError if there is none such."""
+        return await self._change(NetworkChange(remove=_rules("deny", rules)))
+
+    async def _change(self, change: NetworkChange) -> NetworkSpec:
         controller, sandbox_id = await self._held()
-        known = await controller.network(sandbox_id)
-        allow = tuple(rule for rule in known.allow if rule not in rules)
-        return await _put(controller, sandbox_id, replace(known, allow=allow, deny=(*known.deny, *_rules(rules))))
+        return await controller.change_network(sandbox_id, change)
 
     async def log(self, *, after: int = 0, limit: int = 1000) -> list[Decision]:
         """What was decided, and what became of it, oldest first: the first ``limit`` that changed after the ``seq``
@@ -156,16 +155,13 @@ class AsyncNetwork:
         await controller.answer(sandbox_id, ask.id, verdict_of(verdict))
 
 
-async def _put(controller: Controller, sandbox_id: str, network: NetworkSpec) -> NetworkSpec:
-    checked = check_network(network)
-    await controller.set_network(sandbox_id, checked)
-    return checked
+def _rules(what: str, rules: Iterable[str]) -> tuple[str, ...]:
+    """Of one spelling; what is no rule is said here, before anybody is asked."""
+    from .network.presets import check_rule
 
-
-def _rules(rules: Iterable[str]) -> list[str]:
     if isinstance(rules, str):
         raise SpecError(f"{rules[:80]!r} is not a list of rules", hint=f"write [{rules[:80]!r}]")
-    return list(rules)
+    return tuple(check_rule(rule, what) for rule in rules)
 
 
 def verdict_of(value: object) -> str:

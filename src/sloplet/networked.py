@@ -11,6 +11,7 @@ from .holder import Holder
 
 if TYPE_CHECKING:
     from .engines.base import Engine
+    from .netchange import NetworkChange
     from .netspec import NetworkSpec
     from .network.asks import Ask
     from .network.log import Decision
@@ -26,6 +27,9 @@ class Networked(Holder):
 
     async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
         await self.networks.set(sandbox_id, network)
+
+    async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
+        return await self.networks.set(sandbox_id, change)
 
     async def network(self, sandbox_id: str) -> NetworkSpec:
         return await self.networks.current(sandbox_id)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .controller import SandboxInfo
 from .engines.base import Guarantee
 from .errors import SandboxDead, SandboxPaused, SlopletError, SpecError, StartFailed
+from .netchange import NetworkChange
 from .netspec import NetworkSpec, check_network
 from .spec import SandboxSpec
 from .wire.fields import Fields
@@ -90,7 +91,7 @@ class Networks:
             inspection=inspection,
         )
         log.tell = self._tell
-        egress.on_policy = lambda policy: self._keep(sandbox_id, policy)
+        egress.on_policy = lambda policy: self._keep(egress)
         egress.on_budget = lambda action: self._over_budget(sandbox_id, action)
         egress.on_failed = lambda reason: runtime.bus.emit(sandbox_id, "network.failed", reason=reason)
         self._egress[sandbox_id] = egress
@@ -147,7 +148,7 @@ class Networks:
         if info.name is not None:
             egress.log.keep(path_of(self._runtime.home.path, info.id))
         if egress.spec != info.spec.network:
-            await self._store(info.id, egress.spec)
+            await self._store(egress)
 
     def drop(self, sandbox_id: str) -> None:
         """It is gone for good, or did not come up. Idempotent."""
@@ -176,12 +177,13 @@ class Networks:
                 row.sandbox, kind, name=row.name, address=row.address, port=row.port, rule=row.rule, reason=row.reason
             )
 
-    def _keep(self, sandbox_id: str, policy: NetworkSpec) -> None:
-        self._runtime.background(self._store(sandbox_id, policy))
+    def _keep(self, egress: Egress) -> None:
+        self._runtime.background(self._store(egress))
 
-    async def _store(self, sandbox_id: str, policy: NetworkSpec) -> None:
-        text = json.dumps(policy.to_dict())
-        await self._runtime.on_state(lambda: self._runtime.store.set_network(sandbox_id, text))
+    async def _store(self, egress: Egress) -> None:
+        """What it is when it is written: whoever comes last writes the last one, in whatever order they came to it."""
+        store = self._runtime.store
+        await self._runtime.on_state(lambda: store.set_network(egress.sandbox, json.dumps(egress.spec.to_dict())))
 
     def _over_budget(self, sandbox_id: str, action: str) -> None:
         self._runtime.background(self._end_budget(sandbox_id, action))
@@ -227,9 +229,10 @@ class Networks:
             )
         return egress
 
-    async def set(self, sandbox_id: str, network: NetworkSpec) -> None:
+    async def set(self, sandbox_id: str, wanted: NetworkSpec | NetworkChange) -> NetworkSpec:
+        """A policy, or a change of the one that is there: between the look at it and its being another is no await."""
         egress = await self._of(sandbox_id)
-        network = check_network(network)
+        network = wanted.applied(egress.spec) if isinstance(wanted, NetworkChange) else check_network(wanted)
         if network.mode == "none":
             raise SpecError("a network cannot be taken away", hint="Network() is one that reaches nothing")
         if egress.inspection is None and looks_into(network):
@@ -238,7 +241,8 @@ class Networks:
                 hint="make it with inspect=True or with secrets",
             )
         egress.set(network)
-        await self._store(sandbox_id, network)
+        await self._store(egress)
+        return network
 
     async def current(self, sandbox_id: str) -> NetworkSpec:
         egress = await self.of(sandbox_id)

@@ -155,6 +155,7 @@ class SandboxNetwork:
     set = _call(AsyncNetwork.set)
     allow = _call(AsyncNetwork.allow)
     deny = _call(AsyncNetwork.deny)
+    remove = _call(AsyncNetwork.remove)
     log = _call(AsyncNetwork.log)
     follow = _iterate(AsyncNetwork.follow)
     learned = _call(AsyncNetwork.learned)

@@ -12,6 +12,7 @@ import pytest
 from sloplet.cli.main import invoke
 from sloplet.controller import Change, Diff, Port, SandboxInfo, Snapshot
 from sloplet.errors import SandboxNotFound, SnapshotInUse, SnapshotNotFound, UnsupportedOperation
+from sloplet.netchange import NetworkChange
 from sloplet.netspec import NetworkSpec
 from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
@@ -170,6 +171,10 @@ class Records:
 
     async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
         self.policies[sandbox_id] = network
+
+    async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
+        self.policies[sandbox_id] = change.applied(await self.network(sandbox_id))
+        return self.policies[sandbox_id]
 
     async def network_log(self, sandbox_id: str, *, after: int = 0, limit: int = 1000) -> Any:
         if after and after >= len(self.decisions):  # whoever follows it has seen all

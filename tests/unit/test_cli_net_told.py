@@ -78,6 +78,14 @@ def test_a_policy_is_written_over_another(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["p.json"]
 
 
+def test_rules_are_taken_away(dev: Records, said: Said) -> None:
+    code, out, err = said("net", "remove", "dev", "PyPI.org")
+    assert (code, tomllib.loads(out), err) == (0, {"allow": []}, "")
+    code, out, err = said("net", "remove", "dev", "pypi.org")
+    assert (code, out) == (125, "")
+    assert "there is no rule 'pypi.org'" in err
+
+
 # -- presets ------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from keeper_toy import ToyRuntime, World, keeper, run
 
 from sloplet.controller import Port, SandboxInfo
 from sloplet.errors import PortUnavailable, SandboxNotFound, SpecError
+from sloplet.netchange import NetworkChange
 from sloplet.netspec import NetworkSpec
 from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
@@ -48,6 +49,10 @@ class NetworkToy(ToyRuntime):
 
     async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
         self.asked.append((sandbox_id, network))
+
+    async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
+        self.asked.append((sandbox_id, change))
+        return change.applied(NetworkSpec("rules", ("pypi.org",)))
 
     async def network(self, sandbox_id: str) -> NetworkSpec:
         return NetworkSpec("rules", ("pypi.org",), asks=True)
@@ -106,6 +111,11 @@ def test_all_that_can_be_asked() -> None:
         policy = NetworkSpec("rules", ("a.com",), ("b.com",), budget=2**40)
         await client.set_network("toybox", policy)
         assert toy.asked == [("toybox", policy)]
+        change = NetworkChange(deny=(), remove=("pypi.org",), add_allow=("a.com",), add_deny=("b.com",))
+        assert await client.change_network("toybox", change) == NetworkSpec("rules", ("a.com",), ("b.com",))
+        assert toy.asked[-1] == ("toybox", change)
+        with pytest.raises(SpecError, match=r"there is no rule 'x\.org'"):
+            await client.change_network("toybox", NetworkChange(remove=("x.org",)))
         assert await client.network("toybox") == NetworkSpec("rules", ("pypi.org",), asks=True)
         assert await client.learned("toybox") == NetworkSpec("rules", ("learned.org",))
         assert await client.network_log("toybox", after=2, limit=1) == [ROW]

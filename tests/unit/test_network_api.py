@@ -13,6 +13,7 @@ from cli_controller import Records, info
 
 from sloplet import AsyncSandbox, Network, Sandbox, Secret
 from sloplet.errors import SandboxDead, SecretUnavailable, SpecError
+from sloplet.netchange import NetworkChange
 from sloplet.netspec import NetworkSpec
 from sloplet.network.asks import Ask
 from sloplet.spec import SandboxSpec
@@ -219,5 +220,41 @@ def test_policies_are_changed_by_what_they_are() -> None:
             with pytest.raises(SpecError):
                 await box.network.set(**wrong)
         assert await box.network.policy() == NetworkSpec("learn")
+
+    run(work)
+
+
+def test_a_part_is_changed_by_whoever_holds_it() -> None:
+    """It is never read here and written back: what another has changed in between would be lost."""
+
+    class Holder(Asking):
+        async def network(self, sandbox_id: str) -> NetworkSpec:
+            raise AssertionError("it was read to be written back")
+
+        set_network = network  # type: ignore[assignment]
+
+        async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
+            self.asked.append(change)  # type: ignore[arg-type]
+            return NetworkSpec("rules")
+
+    async def work(_: Any) -> None:
+        held: Any = Holder()
+        box = AsyncSandbox(controller=held, network=Network())
+        await box.network.allow("A.com", "@github")
+        await box.network.deny("b.com.")
+        await box.network.remove("C.com")
+        await box.network.set(allow=["d.com"])
+        await box.network.set(deny=[])
+        assert held.asked == [
+            NetworkChange(add_allow=("a.com", "@github")),
+            NetworkChange(add_deny=("b.com",)),
+            NetworkChange(remove=("c.com",)),
+            NetworkChange(allow=("d.com",)),
+            NetworkChange(deny=()),
+        ]
+        for wrong in (box.network.allow, box.network.deny, box.network.remove):
+            with pytest.raises(SpecError):
+                await wrong("http//x")
+        assert len(held.asked) == 5
 
     run(work)

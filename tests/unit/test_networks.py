@@ -202,7 +202,8 @@ def test_answers_are_kept_and_a_budget_acts(tmp_path: Path) -> None:
         ask = await waiting
         await holder.networks.answer(info.id, ask.id, "always")
         assert await deciding == ("always", "")
-        egress.on_policy(replace(egress.spec, allow=("b.example.com:22",)))  # type: ignore[misc]
+        egress.set(replace(egress.spec, allow=("b.example.com:22",)))
+        egress.on_policy(egress.spec)  # type: ignore[misc]
         await holder.settle()
         assert json.loads(holder.store.network(info.id) or "")["allow"] == ["b.example.com:22"]
         egress.meter.count(1000)

@@ -188,6 +188,15 @@ def deny(name: str, rules: tuple[str, ...], as_json: bool) -> None:
     _told(asyncio.run(_change(name, "deny", *rules)), as_json)
 
 
+@net.command("remove", cls=Verb, examples="sloplet net remove dev api.github.com")
+@name_argument()
+@click.argument("rules", nargs=-1, required=True, metavar="RULE...")
+@json_option
+def remove(name: str, rules: tuple[str, ...], as_json: bool) -> None:
+    """Take rules away, allowed or denied ones, as `net show` writes them; at once."""
+    _told(asyncio.run(_change(name, "remove", *rules)), as_json)
+
+
 async def _change(name: str, method: str, *words: Any) -> NetworkSpec:
     from ..sandbox import AsyncSandbox
 

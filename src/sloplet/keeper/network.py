@@ -13,6 +13,7 @@ from ..controller import Port
 from ..errors import SpecError
 
 if TYPE_CHECKING:
+    from ..netchange import NetworkChange
     from ..netspec import NetworkSpec
     from ..network.asks import Ask
     from ..network.log import Decision
@@ -30,6 +31,7 @@ class NetworkMethods:
         self._runtime: Runtime = server.runtime
         self.methods: dict[str, Method] = {
             "set_network": self._set_network,
+            "change_network": self._change_network,
             "network": self._network,
             "network_log": self._network_log,
             "learned": self._learned,
@@ -48,6 +50,12 @@ class NetworkMethods:
         from ..netspec import NetworkSpec
 
         await self._runtime.set_network(params["sandbox"], NetworkSpec.from_dict(params["network"]))
+
+    async def _change_network(self, client: Client, params: dict[str, Any]) -> Any:
+        from ..netchange import NetworkChange
+
+        change = NetworkChange.from_dict(params["change"])
+        return (await self._runtime.change_network(params["sandbox"], change)).to_dict()
 
     async def _network(self, client: Client, params: dict[str, Any]) -> Any:
         return (await self._runtime.network(params["sandbox"])).to_dict()
@@ -100,6 +108,11 @@ class KeeperNetwork:
 
     async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
         await self._do("set_network", sandbox=sandbox_id, network=network.to_dict())
+
+    async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
+        from ..netspec import NetworkSpec
+
+        return NetworkSpec.from_dict(await self._do("change_network", sandbox=sandbox_id, change=change.to_dict()))
 
     async def network(self, sandbox_id: str) -> NetworkSpec:
         from ..netspec import NetworkSpec
