@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import subprocess
 from collections.abc import Coroutine
 from pathlib import Path
@@ -73,6 +75,34 @@ def test_another_sandboxs_ca_is_replaced() -> None:
     assert OTHER.strip() not in trust.with_ca(trust.with_ca(OLD, OTHER), CA)
     assert trust.with_ca(trust.with_ca(OLD, OTHER), CA) == trust.with_ca(OLD, CA)
     assert trust.with_ca(b"", CA).count(b"BEGIN CERTIFICATE") == 1
+
+
+def test_whatever_is_in_it_only_whole_blocks_go() -> None:
+    """As a regular expression says it, which is quadratic where a block has no end."""
+    begin, end = trust._BEGIN, trust._END
+    block = re.compile(rb"\n?" + re.escape(begin) + rb".*?" + re.escape(end), re.DOTALL)
+    for pieces in itertools.product((begin, end, b"\n", b"x"), repeat=6):
+        bundle = b"".join(pieces)
+        assert trust._without_ours(bundle) == block.sub(b"", bundle)
+
+
+def test_a_hostile_bundle_takes_no_longer_than_another_of_its_size() -> None:
+    """The largest that is read: with work in the square of its size this would take days."""
+    bundle = trust._BEGIN * (trust._MAX_BUNDLE // len(trust._BEGIN))
+    assert trust.with_ca(bundle, CA).startswith(bundle)
+    assert trust.with_ca(bundle + trust._END, CA) == trust.with_ca(b"", CA)
+
+
+@pytest.mark.parametrize("path", trust.BUNDLES[1:])
+def test_what_is_no_file_is_no_bundle(path: str) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(engine="fake") as box:
+            await box.files.mkdir(path, user="root")
+            await trust.install(box._open, CA, single_user=False)
+            assert CA.strip() in await box.files.read(trust.BUNDLES[0])
+            assert (await box.files.stat(path)).is_dir
+
+    run(main())
 
 
 def test_where_nobody_is_root_the_users_own_bundle_counts() -> None:

@@ -7,7 +7,6 @@ of reach: then a bundle in the user's home counts, and the variables name that.
 from __future__ import annotations
 
 import hashlib
-import re
 
 from ..errors import FileDenied, FileError, SlopletError, StartFailed
 from ..files import AsyncFiles, Opener
@@ -26,7 +25,6 @@ _OWN = "/usr/local/share/ca-certificates/sloplet.crt"  # update-ca-certificates 
 _HOME = "/home/agent/.sloplet"
 _MAX_BUNDLE = 16 * 2**20
 _BEGIN, _END = b"# -- the CA of this sandbox (sloplet) --\n", b"# -- end of sloplet's --\n"
-_BLOCK = re.compile(rb"\n?" + re.escape(_BEGIN) + rb".*?" + re.escape(_END), re.DOTALL)
 
 _ALL = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE",
         "CARGO_HTTP_CAINFO", "HTTPLIB2_CA_CERTS")  # fmt: skip
@@ -45,7 +43,7 @@ async def install(open_stream: Opener, ca_pem: bytes, *, single_user: bool) -> N
     files = _Files(open_stream, None if single_user else "0:0")
     known = b""
     for path in BUNDLES:
-        old = await files.read(path)
+        old = await files.read(path, must=path == BUNDLES[0])
         if old is not None:
             known = known or old
             await files.write(path, old, with_ca(old, ca_pem), must=not single_user)
@@ -63,10 +61,20 @@ async def install(open_stream: Opener, ca_pem: bytes, *, single_user: bool) -> N
 
 def with_ca(bundle: bytes, ca_pem: bytes) -> bytes:
     """The bundle with this CA at its end, and no other of ours."""
-    rest = _BLOCK.sub(b"", bundle)
+    rest = _without_ours(bundle)
     if rest and not rest.endswith(b"\n"):
         rest += b"\n"
     return rest + _BEGIN + ca_pem.strip() + b"\n" + _END
+
+
+def _without_ours(bundle: bytes) -> bytes:
+    """All but our blocks, each with the line break before it. The bundle comes from inside: whatever is in it, each
+    byte is looked at a few times only."""
+    kept, at = [], 0
+    while (begin := bundle.find(_BEGIN, at)) >= 0 and (end := bundle.find(_END, begin + len(_BEGIN))) >= 0:
+        kept.append(bundle[at:begin].removesuffix(b"\n"))
+        at = end + len(_END)
+    return b"".join((*kept, bundle[at:]))
 
 
 def name_hash(ca_pem: bytes) -> str:
@@ -89,14 +97,23 @@ class _Files:
         self._files = AsyncFiles(open_stream)
         self._user = user
 
-    async def read(self, path: str) -> bytes | None:
-        """None if there is none."""
+    async def read(self, path: str, *, must: bool = True) -> bytes | None:
+        """None if there is none. Not ``must``: nor if it is no file (a folder, a device), which no program reads
+        certificates from."""
         try:
             return await self._files.read(path, max_bytes=_MAX_BUNDLE, user=self._user)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except SlopletError as error:
+            if not must and await self._is_no_file(path):
+                return None
             raise _failed(path, error) from error
+
+    async def _is_no_file(self, path: str) -> bool:
+        try:
+            return not (await self._files.stat(path, user=self._user)).is_file
+        except SlopletError:
+            return False
 
     async def write(self, path: str, old: bytes | None, new: bytes, *, must: bool = True) -> None:
         try:
