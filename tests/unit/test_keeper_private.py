@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -33,6 +34,18 @@ def test_the_socket_is_private_and_the_keeper_inherits_next_to_nothing(world: Ke
     assert os.getsid(keeper) != os.getsid(0)
     fields = Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()
     assert int(fields[1]) not in (0, os.getpid())  # no zombie will wait for us
+
+
+def test_a_keeper_that_crashes_leaves_no_core(world: Keeping) -> None:
+    """The values of secrets would be in it, whatever the shell of who started it says."""
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
+        pytest.skip("nobody here could write a core")
+    allow = "import resource as r; r.setrlimit(r.RLIMIT_CORE, (r.getrlimit(r.RLIMIT_CORE)[1],) * 2); "
+    world.run(allow + CREATE)
+    limits = Path(f"/proc/{world.keeper()}/limits").read_text().splitlines()
+    (core,) = [line.split() for line in limits if line.startswith("Max core file size")]
+    assert core[4] == "0"
+    assert core[5] != "0", "what it starts may ask for more"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

@@ -34,7 +34,8 @@ def settings() -> float:
 
 
 def settle() -> None:
-    """Whoever started us may have left us odd signals, a mask, a low limit of files: begin clean."""
+    """Whoever started us may have left us odd signals, a mask, a low limit of files: begin clean. And leave no core
+    behind, should we crash: values of secrets would be in it. (Sandboxes have their own limits of that.)"""
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -42,6 +43,8 @@ def settle() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write("sloplet-keeper")
 
