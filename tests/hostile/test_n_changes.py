@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,10 +150,13 @@ with Sandbox("n12", engine="gvisor", network=Network(allow=[%r, %r])) as box:
 
 
 @pytest.mark.parametrize("ending", ["left", "killed"])
-def test_n12_by_another_process(rung: Rung, net: Internet, ending: str) -> None:
+def test_n12_by_another_process(
+    rung: Rung, net: Internet, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Woken by another process, with the settings that it was made with: it has the policy that it was given last."""
     if not rung.can.live_snapshots:
         pytest.skip(f"capability: {rung.label} cannot save processes")
+    monkeypatch.setenv("SLOPLET_HOME", str(tmp_path / "home"))  # another keeper may know no runsc
     with rung.here():
         script = ELSEWHERE % (GOOD, EVIL, GOOD)
         done = subprocess.run([sys.executable, "-c", script, ending], input=ATTEMPTS, text=True, check=False)

@@ -106,6 +106,7 @@ SPECIAL: tuple[Special, ...] = _table("""
     1000::/4            a reserved address
     2001::/23           a reserved address
     2001:db8::/32       an address for documentation
+    2002::/16           a reserved address
     3fff::/20           an address for documentation
     4000::/3            a reserved address
     6000::/3            a reserved address
