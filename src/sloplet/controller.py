@@ -19,7 +19,7 @@ from .wire.fields import Fields
 
 if TYPE_CHECKING:
     from .netchange import NetworkChange
-    from .netspec import NetworkSpec
+    from .netspec import NetworkSpec, SecretSpec
     from .network.asks import Ask
     from .network.log import Decision
 
@@ -192,7 +192,7 @@ class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
     paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress, import.progress,
     checkpoint.failed, sleep.failed, pool.failed, network.allowed, network.denied, network.failed, network.budget,
-    port.failed, and events.lost for a reader that was too slow."""
+    trust.failed, port.failed, and events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str
@@ -208,7 +208,12 @@ _Snapshots = list[Snapshot]
 
 
 class NetworkController(Protocol):
-    """What is decided about a sandbox's network, outside of it (docs/network.md). Part of ``Controller``."""
+    """What is decided about a sandbox's network, outside of it (docs/network.md). Part of ``Controller``.
+
+    A change of one that another process holds, or that is dead for good, is refused as a command would be
+    (SandboxError, SandboxDead, SandboxNotFound). One that sleeps can be changed; of a dead one policy and log can be
+    read.
+    """
 
     async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
         """Another policy, at once; open connections that it does not allow are cut. SpecError where the sandbox was not
@@ -227,6 +232,9 @@ class NetworkController(Protocol):
 
     async def learned(self, sandbox_id: str) -> NetworkSpec:
         """The smallest policy that allows what the sandbox has reached so far."""
+
+    async def secrets(self, sandbox_id: str) -> tuple[SecretSpec, ...]:
+        """What it has, also of its template: where each may be sent, and what is seen of it inside. Never a value."""
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
         """The values behind placeholders, by the secrets' names; None: forget it. They are kept in memory only."""

@@ -27,7 +27,8 @@ from .live import (
     hello_fields,
     wait_and_clean,
 )
-from .networks import check_served, environment, furnish, with_authority, with_denied
+from .netstart import check_served, environment, furnish
+from .networks import with_authority, with_denied
 from .spec import SandboxSpec
 from .state.home import Home, remove_log
 from .state.locks import Owner
@@ -81,8 +82,10 @@ class Holder:
 
     @property
     def held(self) -> int:
-        """How many sandboxes this process holds, is about to (a wake, a fork), or listens for while they sleep."""
-        return len(self._live) + self.timeline.at_work + len(self.exposed.holders() - self._live.keys())
+        """How many sandboxes this process holds, is about to (a wake, a fork), or has something for while they sleep:
+        listeners, values of secrets."""
+        asleep = (self.exposed.holders() | self.networks.with_values()) - self._live.keys()
+        return len(self._live) + self.timeline.at_work + len(asleep)
 
     @property
     def changing(self) -> bool:
@@ -165,6 +168,7 @@ class Holder:
     async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str, *, alone: bool = False) -> Live:
         """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``. ``alone``: it
         is only looked at; it reaches nothing, whatever its settings say."""
+        again = origin.opened is not None and bool(origin.spec.authority)  # its programs were made to trust it before
         origin = replace(origin, spec=with_authority(origin.spec))
         egress = None if alone else await self.networks.for_start(info, origin.spec)
         spec = origin.spec
@@ -183,7 +187,7 @@ class Holder:
             live.egress = egress
             live.used = asyncio.get_running_loop().time()
             await origin.lay_out(live)
-            await furnish(live)
+            await furnish(live, _START_TIMEOUT, again=again)
         except BaseException:
             if mux is not None:
                 mux.fail(SandboxDead("the sandbox did not start"))
@@ -202,6 +206,8 @@ class Holder:
         self.timeline.tend(live)
         if problem := self.exposed.begin(live.info.id, live.info.spec.ports):
             self.bus.emit(live.info.id, "port.failed", reason=problem)
+        if live.distrust:
+            self.bus.emit(live.info.id, "trust.failed", reason=live.distrust)
 
     async def discard(self, live: Live) -> None:
         """End one that was brought up and is not wanted after all."""
@@ -341,6 +347,8 @@ class Holder:
         finally:
             if not (died and self.holder == "keeper"):  # else it may go on from a checkpoint
                 self.networks.drop(sandbox_id)
+            elif live.info.saved is None:
+                self.networks.forget_values(sandbox_id)
             if died and self.holder != "keeper":
                 _remember(self._dead_reasons, sandbox_id, reason)
             if self._live.get(sandbox_id) is live:

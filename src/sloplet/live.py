@@ -50,6 +50,7 @@ class Live:
     watcher: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     fault: str = ""
+    distrust: str = ""  #: why its programs may not trust what opens their TLS
     running: dict[int, int | None] = field(default_factory=dict)  # stream id -> oom kills when it was opened
     denials: dict[int, int] = field(default_factory=dict)  # stream id -> refused connections when it was opened
     quiet: asyncio.TimerHandle | None = None  # while something is asked of it

@@ -12,7 +12,7 @@ from .holder import Holder
 if TYPE_CHECKING:
     from .engines.base import Engine
     from .netchange import NetworkChange
-    from .netspec import NetworkSpec
+    from .netspec import NetworkSpec, SecretSpec
     from .network.asks import Ask
     from .network.log import Decision
     from .network.ports import Opener
@@ -39,6 +39,9 @@ class Networked(Holder):
 
     async def learned(self, sandbox_id: str) -> NetworkSpec:
         return await self.networks.learned(sandbox_id)
+
+    async def secrets(self, sandbox_id: str) -> tuple[SecretSpec, ...]:
+        return await self.networks.secrets(sandbox_id)
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
         await self.networks.set_secrets(sandbox_id, values)

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 
 from .controller import SandboxInfo
 from .engines.base import Guarantee
-from .errors import SandboxDead, SandboxPaused, SlopletError, SpecError, StartFailed
+from .errors import SandboxDead, SandboxError, SandboxPaused, SlopletError, SpecError
 from .netchange import NetworkChange
-from .netspec import NetworkSpec, check_network
+from .netspec import NetworkSpec, SecretSpec, check_network
 from .spec import SandboxSpec
 from .wire.fields import Fields
-from .wire.schema import Feature, Tag
+from .wire.schema import Tag
 
 if TYPE_CHECKING:
     import socket
     import ssl
 
-    from .controller import Stream
     from .live import Live
     from .network.asks import Ask
     from .network.egress import Egress, Inspection
@@ -150,6 +149,16 @@ class Networks:
         if egress.spec != info.spec.network:
             await self._store(egress)
 
+    def with_values(self) -> set[str]:
+        """Whose secrets have values: should this process leave, they would be gone."""
+        return {key for key, egress in self._egress.items() if egress.secrets is not None and egress.secrets.values()}
+
+    def forget_values(self, sandbox_id: str) -> None:
+        """It will not send anything any more."""
+        egress = self._egress.get(sandbox_id)
+        if egress is not None and egress.secrets is not None:
+            egress.secrets.clear()
+
     def drop(self, sandbox_id: str) -> None:
         """It is gone for good, or did not come up. Idempotent."""
         self._inherited.pop(sandbox_id, None)
@@ -206,32 +215,53 @@ class Networks:
     # -- the Controller's part -------------------------------------------------------------
 
     async def of(self, sandbox_id: str) -> Egress | None:
-        """Also of one that sleeps. None: it was made without a network. SandboxNotFound."""
-        known = self._egress.get(sandbox_id)
-        if known is not None:
-            return known
-        info = await self._runtime.find(sandbox_id)
-        live = self._runtime.find_live(sandbox_id)
-        spec = info.spec
-        if live is not None:
-            spec = live.spec
-        elif info.saved is not None:  # what it runs as may be its template's
-            saved = info.saved
-            spec = (await self._runtime.on_state(lambda: self._runtime.store.snapshot(saved))).spec
-        return await self.for_start(info, spec)
+        """To look at: also of one that sleeps, or is dead. None: it was made without a network. SandboxNotFound, also
+        if another process holds it: what it may reach, and its log, are there."""
+        info, spec = await self._found(sandbox_id)
+        if info.holder != self._runtime.holder:
+            self.drop(sandbox_id)  # what was seen of it before may be old
+        return self._egress.get(sandbox_id) or await self.for_start(info, spec)
 
-    async def _of(self, sandbox_id: str) -> Egress:
-        egress = await self.of(sandbox_id)
-        if egress is None:
-            raise SpecError(
-                "the sandbox was made without a network",
-                hint="make it with network=Network(...); Network() is: nothing",
-            )
-        return egress
+    async def _found(self, sandbox_id: str) -> tuple[SandboxInfo, SandboxSpec]:
+        """Its record, and what it runs as, which may be its template's."""
+        runtime = self._runtime
+        live = runtime.find_live(sandbox_id)
+        if live is not None:
+            return live.info, live.spec
+        info = await runtime.find(sandbox_id)
+        if info.state != "dead" and not await runtime.timeline.asleep(sandbox_id):
+            raise runtime.not_held(sandbox_id)
+
+        def runs_as() -> SandboxSpec:
+            if info.saved is not None:
+                return runtime.store.snapshot(info.saved).spec
+            if (stored := runtime.store.network(sandbox_id)) is None:
+                return info.spec
+            return replace(info.spec, network=NetworkSpec.from_dict(json.loads(stored)))
+
+        return info, await runtime.on_state(runs_as)
+
+    async def _ours(self, sandbox_id: str) -> Egress | None:
+        """To change: of one that runs here, or sleeps and was last here. Of others what a command would be told, as
+        nothing would come of it: who holds them has a network of his own."""
+        runtime = self._runtime
+        if runtime.held_live(sandbox_id) is None:
+            if not await runtime.timeline.asleep(sandbox_id):
+                raise runtime.not_held(sandbox_id)
+            if (info := await runtime.find(sandbox_id)).holder != runtime.holder:
+                raise SandboxError(
+                    f"the sandbox {info.name or info.id} sleeps, and was held by a program ({info.holder}) that may "
+                    "wake it",
+                    hint="wake it first, then it is held here: `sloplet resume`",
+                )
+        return await self.of(sandbox_id)
+
+    async def _networked(self, sandbox_id: str) -> Egress:
+        return _there(await self._ours(sandbox_id))
 
     async def set(self, sandbox_id: str, wanted: NetworkSpec | NetworkChange) -> NetworkSpec:
         """A policy, or a change of the one that is there: between the look at it and its being another is no await."""
-        egress = await self._of(sandbox_id)
+        egress = await self._networked(sandbox_id)
         network = wanted.applied(egress.spec) if isinstance(wanted, NetworkChange) else check_network(wanted)
         if network.mode == "none":
             raise SpecError("a network cannot be taken away", hint="Network() is one that reaches nothing")
@@ -256,22 +286,25 @@ class Networks:
         return egress.log.read(after=after, limit=limit)
 
     async def learned(self, sandbox_id: str) -> NetworkSpec:
-        egress = await self._of(sandbox_id)
+        egress = _there(await self.of(sandbox_id))
         return replace(egress.spec, mode="rules", allow=egress.learned.allow(), asks=False)
 
+    async def secrets(self, sandbox_id: str) -> tuple[SecretSpec, ...]:
+        return (await self._found(sandbox_id))[1].secrets
+
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
-        egress = await self.of(sandbox_id)
+        egress = await self._ours(sandbox_id)
         if egress is None or egress.secrets is None:
             raise SpecError("the sandbox was made without secrets", hint="make it with secrets={...}")
         egress.secrets.set(values)
 
     async def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
         """From the first ``anext`` on."""
-        async for ask in (await self._of(sandbox_id)).asks.listen():
+        async for ask in (await self._networked(sandbox_id)).asks.listen():
             yield ask
 
     async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
-        (await self._of(sandbox_id)).asks.answer(ask_id, verdict)
+        (await self._networked(sandbox_id)).asks.answer(ask_id, verdict)
 
     def guarantees(self, live: Live) -> tuple[Guarantee, ...]:
         """What its engine promises, and what is decided here."""
@@ -283,11 +316,23 @@ class Networks:
         if egress.failed:
             added = [Guarantee("network", True, f"the proxy has failed: {egress.failed}", "nothing passes any more")]
         if egress.inspection is not None:
-            added.append(Guarantee("inspection", True, "TLS is opened with a certificate authority of its own", "TLS"))
+            how = "TLS is opened with a certificate authority of its own"
+            if live.distrust:
+                how += f", which programs inside may not trust: {live.distrust}"
+            added.append(Guarantee("inspection", True, how, "TLS"))
         if egress.log.lost:
             added.append(Guarantee("network log", False, "its file could not be written, and lacks some decisions"))
         kept = (item for item in live.instance.guarantees if item.control != "network")
         return (*kept, *added)
+
+
+def _there(egress: Egress | None) -> Egress:
+    if egress is None:
+        raise SpecError(
+            "the sandbox was made without a network",
+            hint="make it with network=Network(...); Network() is: nothing",
+        )
+    return egress
 
 
 def with_authority(spec: SandboxSpec) -> SandboxSpec:
@@ -307,42 +352,6 @@ def looks_into(network: NetworkSpec) -> bool:
 
     rules = [*expand(network.allow), *expand(network.deny, deny=True)]
     return network.inspect or any(rule.of_requests for rule in rules)
-
-
-def environment(egress: Egress | None, *, single_user: bool) -> dict[str, str]:
-    """Variables that a sandbox has besides its own: placeholders, and where the certificates are."""
-    if egress is None:
-        return {}
-    found: dict[str, str] = {}
-    if egress.inspection is not None:
-        from .network.trust import env
-
-        found.update(env(single_user=single_user))
-    if egress.secrets is not None:
-        found.update(egress.secrets.placeholders)
-    return found
-
-
-def check_served(egress: Egress | None, answer: Fields) -> None:
-    """A sandbox that was to have a network has one, or does not start."""
-    if egress is not None and not answer.integer(Tag.FEATURES, 0) & Feature.EGRESS:
-        raise StartFailed(
-            "the sandbox's network could not be set up: its agent serves no connections",
-            hint="network='none' needs none; `sloplet doctor` tells which engines can",
-        )
-
-
-async def furnish(live: Live) -> None:
-    """Before the sandbox is handed out: its programs trust what opens their TLS. StartFailed."""
-    egress = live.egress
-    if egress is None or egress.inspection is None:
-        return
-    from .network.trust import install
-
-    async def ask(fields: Fields) -> Stream:
-        return live.mux.open(fields)
-
-    await install(ask, egress.inspection.authority.ca_pem, single_user=live.instance.hello.no_users)
 
 
 def with_denied(result: Fields, reasons: list[str]) -> Fields:

@@ -14,7 +14,7 @@ from keeper_toy import ToyRuntime, World, keeper, run
 from sloplet.controller import Port, SandboxInfo
 from sloplet.errors import PortUnavailable, SandboxNotFound, SpecError
 from sloplet.netchange import NetworkChange
-from sloplet.netspec import NetworkSpec
+from sloplet.netspec import NetworkSpec, SecretSpec
 from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
 from sloplet.spec import SandboxSpec
@@ -26,6 +26,7 @@ INFO = SandboxInfo(
     "toybox", "dev", "running", "fake", "process", "keeper", 1.0, None, "/workspace", SandboxSpec.make("dev")
 )
 ROW = Decision(3, 2, 1.5, "toybox", "pypi.org", "1.2.3.4", 443, "deny", "default", "not allowed")
+SECRET = SecretSpec("TOKEN", ("api.example.com",), ("headers", "query"), "sloplet-secret-token-0123")
 ASK = Ask(7, "toybox", "x.org", "", 443, "no rule")
 
 
@@ -62,6 +63,9 @@ class NetworkToy(ToyRuntime):
 
     async def learned(self, sandbox_id: str) -> NetworkSpec:
         return NetworkSpec("rules", ("learned.org",))
+
+    async def secrets(self, sandbox_id: str) -> tuple[SecretSpec, ...]:
+        return (SECRET,)
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
         self.asked.append((sandbox_id, dict(values)))
@@ -118,6 +122,7 @@ def test_all_that_can_be_asked() -> None:
             await client.change_network("toybox", NetworkChange(remove=("x.org",)))
         assert await client.network("toybox") == NetworkSpec("rules", ("pypi.org",), asks=True)
         assert await client.learned("toybox") == NetworkSpec("rules", ("learned.org",))
+        assert await client.secrets("toybox") == (SECRET,)
         assert await client.network_log("toybox", after=2, limit=1) == [ROW]
         assert len(await client.network_log("toybox", limit=5000)) == 3000  # more than a frame holds
         await client.answer("toybox", 7, "always")

@@ -18,7 +18,8 @@ from sloplet.controller import SandboxInfo
 from sloplet.errors import SandboxNotFound, SpecError, StartFailed
 from sloplet.events import EventBus
 from sloplet.netspec import Network, NetworkSpec, Secret
-from sloplet.networks import Networks, check_served, environment, looks_into, with_authority, with_denied
+from sloplet.netstart import check_served, environment
+from sloplet.networks import Networks, looks_into, with_authority, with_denied
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home, new_id
 from sloplet.state.store import Store
@@ -39,18 +40,30 @@ class Holder:
         self.bus = EventBus()
         self.holder, self.elsewhere = "keeper", None
         self.exposed = SimpleNamespace(dial=self._dial)
+        self.timeline = SimpleNamespace(asleep=self._asleep)
+        self.here: set[str] = set()  # what runs here
         self.tasks: list[asyncio.Task[Any]] = []
         self.done: list[tuple[str, ...]] = []
         self.networks = Networks(self, World())  # type: ignore[arg-type]
 
     def make(self, spec: SandboxSpec) -> SandboxInfo:
-        return self.store.reserve(new_id(), spec, engine="fake", rung="process", holder="keeper", owner=OWNER)
+        made = self.store.reserve(new_id(), spec, engine="fake", rung="process", holder="keeper", owner=OWNER)
+        self.here.add(made.id)
+        return made
 
     async def find(self, ref: str) -> SandboxInfo:
         return self.store.find(ref)
 
-    def find_live(self, sandbox_id: str) -> None:
-        return None
+    def find_live(self, sandbox_id: str) -> Any:
+        if sandbox_id not in self.here:
+            return None
+        info = self.store.find(sandbox_id)
+        return SimpleNamespace(info=info, spec=info.spec)
+
+    held_live = find_live
+
+    async def _asleep(self, sandbox_id: str) -> bool:
+        return False
 
     async def on_state(self, job: Callable[[], Any]) -> Any:
         return job()
@@ -107,6 +120,7 @@ def test_a_policy_outlives_its_holder_and_secrets_do_not(tmp_path: Path) -> None
 
     async def second(holder: Holder) -> None:
         info = holder.store.find("box")
+        holder.here.add(info.id)
         assert info.spec.network == asked.network
         assert await holder.networks.current(info.id) == narrow
         assert [row.name for row in await holder.networks.log(info.id, 0, 10)] == ["x.example.com"]
@@ -156,6 +170,7 @@ def test_what_is_gone_is_forgotten(tmp_path: Path) -> None:
         holder.networks.drop(info.id)
         assert holder.networks.find(info.id) is None
         holder.store.remove(info.id)
+        holder.here.clear()
         with pytest.raises(SandboxNotFound):
             await holder.networks.current(info.id)
 

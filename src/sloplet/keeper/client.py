@@ -160,7 +160,10 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
         found = await self._ask(method, **params)
         if found is _NOBODY:
             self.home.open()
-            return await self._offline(offline, lambda: None)
+            try:
+                return await self._offline(offline, lambda: None)
+            except SandboxNotFound as error:
+                raise await self._why_not(params["sandbox"]) if params.get("sandbox") else error from None
         return found
 
     async def _do(self, method: str, **params: Any) -> Any:

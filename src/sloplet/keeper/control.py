@@ -71,7 +71,7 @@ class Control:
             elif method == "events":
                 await self._events(stream, params.get("sandbox"))
             elif method == "asks":
-                await _tell(stream, _bodies(self._network.asks(str(params["sandbox"]))))
+                await self._asks(stream, str(params["sandbox"]))
             elif method in self._methods:
                 await _answer(stream, await self._methods[method](params))
             elif method in self._changes:
@@ -234,6 +234,12 @@ class Control:
         if sandbox is not None:
             await self._asked({"sandbox": sandbox}, self._runtime.stats)  # it must be there
         await _tell(stream, _event_bodies(self._runtime.events(sandbox)))
+
+    async def _asks(self, stream: AgentStream, sandbox: str) -> None:
+        try:
+            await _tell(stream, _bodies(self._network.asks(sandbox)))
+        except SandboxNotFound as error:
+            raise await self.why_closed(sandbox, error) from None
 
 
 def left_over(info: SandboxInfo) -> bool:

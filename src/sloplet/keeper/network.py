@@ -6,7 +6,7 @@ repeats what it was sent.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..controller import Port
@@ -14,7 +14,7 @@ from ..errors import SpecError
 
 if TYPE_CHECKING:
     from ..netchange import NetworkChange
-    from ..netspec import NetworkSpec
+    from ..netspec import NetworkSpec, SecretSpec
     from ..network.asks import Ask
     from ..network.log import Decision
     from ..runtime import Runtime
@@ -35,6 +35,7 @@ class NetworkMethods:
             "network": self._network,
             "network_log": self._network_log,
             "learned": self._learned,
+            "secrets": self._secrets,
             "set_secrets": self._set_secrets,
             "answer": self._answer,
             "expose": self._expose,
@@ -62,10 +63,13 @@ class NetworkMethods:
 
     async def _network_log(self, client: Client, params: dict[str, Any]) -> Any:
         limit = min(int(params["limit"]), MOST_ROWS)
-        return await _rows(self._runtime.network_log(params["sandbox"], after=int(params["after"]), limit=limit))
+        return await _dicts(self._runtime.network_log(params["sandbox"], after=int(params["after"]), limit=limit))
 
     async def _learned(self, client: Client, params: dict[str, Any]) -> Any:
         return (await self._runtime.learned(params["sandbox"])).to_dict()
+
+    async def _secrets(self, client: Client, params: dict[str, Any]) -> Any:
+        return await _dicts(self._runtime.secrets(params["sandbox"]))
 
     async def _set_secrets(self, client: Client, params: dict[str, Any]) -> Any:
         values = params["values"]
@@ -125,7 +129,7 @@ class KeeperNetwork:
 
         found = await self._look(
             "network_log",
-            lambda runtime: _rows(runtime.network_log(sandbox_id, after=after, limit=limit)),
+            lambda runtime: _dicts(runtime.network_log(sandbox_id, after=after, limit=limit)),
             sandbox=sandbox_id,
             after=after,
             limit=limit,
@@ -137,6 +141,12 @@ class KeeperNetwork:
 
         found = await self._look("learned", lambda runtime: _dict(runtime.learned(sandbox_id)), sandbox=sandbox_id)
         return NetworkSpec.from_dict(found)
+
+    async def secrets(self, sandbox_id: str) -> tuple[SecretSpec, ...]:
+        from ..netspec import SecretSpec
+
+        found = await self._look("secrets", lambda runtime: _dicts(runtime.secrets(sandbox_id)), sandbox=sandbox_id)
+        return tuple(SecretSpec.from_dict(item) for item in found)
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
         await self._do("set_secrets", sandbox=sandbox_id, values=dict(values))
@@ -173,5 +183,5 @@ async def _dict(work: Awaitable[NetworkSpec]) -> dict[str, Any]:
     return (await work).to_dict()
 
 
-async def _rows(work: Awaitable[list[Decision]]) -> list[dict[str, Any]]:
-    return [row.to_dict() for row in await work]
+async def _dicts(work: Awaitable[Iterable[Decision | SecretSpec]]) -> list[dict[str, Any]]:
+    return [item.to_dict() for item in await work]

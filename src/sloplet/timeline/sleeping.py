@@ -56,9 +56,26 @@ class Sleeping(Saving):
                 raise
             await runtime.put_away(live, _paused(live.info))
             runtime.background(self._drop(live.info.saved))
+            if live.expires is not None:
+                asyncio.get_running_loop().call_at(live.expires, self._overslept, sandbox_id)
             info = await self._record(sandbox_id)
         runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes)
         return info
+
+    def _overslept(self, sandbox_id: str) -> None:
+        self._runtime.background(self._forget(sandbox_id))
+
+    async def _forget(self, sandbox_id: str) -> None:
+        """Its time was over while it slept: nobody listens for it, or keeps values for it, any more. (What is saved of
+        it goes with the reaper.)"""
+        runtime = self._runtime
+        async with self.turn(sandbox_id):
+            if runtime.holds(sandbox_id):
+                return  # it was woken before: it ends by itself
+            runtime.exposed.close(sandbox_id)
+            runtime.networks.drop(sandbox_id)
+        if runtime.on_gone is not None:
+            runtime.on_gone()
 
     def _mark_paused(self, live: Live, snapshot: Snapshot) -> None:
         """Its time to live is put on record by the clock that did not jump while it ran."""
@@ -145,6 +162,8 @@ class Sleeping(Saving):
             runtime.store.unclaim(sandbox_id, before.state, before.reason)
 
         owner, info = await runtime.on_state(claim)
+        if before.holder != runtime.holder:
+            runtime.networks.drop(sandbox_id)  # it was elsewhere: what is known here of its network may be old
         try:
             async with self.saved(before.saved if back_to is None else back_to.id) as origin:
                 live = await runtime.bring_up(info, owner, origin, sandbox_id)
