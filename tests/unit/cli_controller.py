@@ -13,7 +13,7 @@ from sloplet.cli.main import invoke
 from sloplet.controller import Change, Diff, Port, SandboxInfo, Snapshot
 from sloplet.errors import SandboxNotFound, SnapshotInUse, SnapshotNotFound, UnsupportedOperation
 from sloplet.netchange import NetworkChange
-from sloplet.netspec import NetworkSpec
+from sloplet.netspec import NetworkSpec, SecretSpec
 from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
 from sloplet.spec import SandboxSpec
@@ -61,6 +61,7 @@ class Records:
         self.asked: list[tuple[Any, ...]] = []
         self.policies: dict[str, NetworkSpec] = {}
         self.decisions: list[Decision] = []
+        self.inherited: dict[str, tuple[SecretSpec, ...]] = {}  # where a template has some
         self.values: dict[str, str | None] = {}
         self.exposed: list[Port] = []
         self.questions: list[Ask] = []
@@ -183,6 +184,9 @@ class Records:
 
     async def learned(self, sandbox_id: str) -> NetworkSpec:
         return NetworkSpec("rules", ("pypi.org",))
+
+    async def secrets(self, sandbox_id: str) -> tuple[SecretSpec, ...]:
+        return self.inherited.get(sandbox_id, self.boxes[sandbox_id].spec.secrets)
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
         self.values.update(values)

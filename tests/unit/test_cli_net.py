@@ -10,11 +10,13 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_controller import Records, Said
 
+from sloplet.cli import completing
 from sloplet.cli.asking import asker, judge
 from sloplet.cli.net import preset_names
 from sloplet.cli.netfile import policy_settings, read_policy, to_toml
@@ -23,9 +25,9 @@ from sloplet.errors import SpecError
 from sloplet.netspec import Network, NetworkSpec, Secret
 from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
+from sloplet.secretspec import default_placeholder
 from sloplet.spec import SandboxSpec
 
-from sloplet.secretspec import default_placeholder
 pytestmark = pytest.mark.anyone
 
 VALUE = "hunter2-very-secret"
@@ -207,6 +209,49 @@ def test_secrets_are_listed_without_values(dev: Records, said: Said) -> None:
     assert VALUE not in out + json.dumps(found)
 
 
+def test_what_a_sandbox_has_of_its_template(dev: Records, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own settings say nothing of it: whoever holds it is asked."""
+    monkeypatch.setenv("MINE", VALUE)
+    dev.policies["id-box"] = NetworkSpec("rules", ("pypi.org",))
+    dev.inherited["id-box"] = dev.boxes["id-dev"].spec.secrets
+    out = said("net", "show", "box")[1]
+    assert tomllib.loads(out) == {"allow": ["pypi.org"]}
+    assert "# secret TOKEN for api.example.com" in out
+    assert [item["name"] for item in json.loads(said("secret", "ls", "box", "--json")[1])] == ["TOKEN"]
+    assert said("secret", "set", "box", "TOKEN", "--env", "MINE")[0] == 0
+    assert dev.values == {"TOKEN": VALUE}
+
+
+def test_the_secrets_of_a_template_are_completed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {name: Secret(VALUE, hosts=["a.com"]) for name in ("TOKEN", "TOP")}
+    of_template = SimpleNamespace(spec=SandboxSpec.make(network=Network(), secrets=secrets))
+    own = SimpleNamespace(spec=SandboxSpec.make(template="warm", secrets={"TOKEN": secrets["TOKEN"]}))
+    store = SimpleNamespace(find=lambda ref: own, find_snapshot=lambda ref: of_template)
+    monkeypatch.setattr("sloplet.cli.completing._store", lambda: store)
+    assert completing.secrets("web", "TO") == ["TOKEN", "TOP"]
+    assert completing.secrets("web", "TOK") == ["TOKEN"]
+
+
+def test_a_template_may_have_the_network_that_a_secret_needs(
+    records: Records, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", VALUE)
+    code, _, err = said("create", "web", "--template", "warm", "--secret", "TOKEN@a.com", "--link", "db=box", "--json")
+    assert code == 0, err
+    spec = records.boxes["id-web"].spec
+    assert ([secret.name for secret in spec.secrets], [link.name for link in spec.links]) == (["TOKEN"], ["db"])
+
+
+def test_a_value_is_given_to_one_that_sleeps_and_it_sleeps_on(
+    dev: Records, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", VALUE)
+    dev.put(dev.boxes["id-dev"], state="paused")
+    assert said("secret", "set", "dev", "TOKEN", "--env", "MINE")[0] == 0
+    assert dev.values == {"TOKEN": VALUE}
+    assert dev.boxes["id-dev"].state == "paused"
+
+
 def test_a_value_without_a_source_or_a_name(dev: Records, said: Said) -> None:
     assert "--env" in said("secret", "set", "dev", "TOKEN")[2]
     assert "it has TOKEN" in said("secret", "set", "dev", "TOKN", "--command", f"echo {VALUE}")[2]
@@ -265,6 +310,19 @@ def test_options_become_settings(records: Records, said: Said, monkeypatch: pyte
     assert VALUE not in out + err
 
 
+def test_a_value_that_cannot_be_used_leaves_no_sandbox_behind(
+    records: Records, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bad in (f" {VALUE} ", VALUE + "\t", VALUE * 1000, default_placeholder("TOKEN")):
+        monkeypatch.setenv("TOKEN", bad)
+        for more in ([], ["--reuse"]):
+            code, out, err = said("create", "web", "--allow", "a.com", "--secret", "TOKEN@a.com", *more)
+            assert code == 125
+            assert "TOKEN" in err
+            assert bad not in out + err
+    assert "id-web" not in records.boxes
+
+
 def test_without_options_there_is_no_network() -> None:
     assert network_arguments({"allow": (), "network": None}) == {}
     assert network_arguments({"allow": (), "network": "none"}) == {}
@@ -308,19 +366,6 @@ def test_ports_as_they_are_written(text: str, found: tuple[int, int]) -> None:
 def test_what_is_no_port(text: str) -> None:
     with pytest.raises(SpecError):
         parse_port(text)
-
-
-def test_a_value_that_cannot_be_used_leaves_no_sandbox_behind(
-    records: Records, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for bad in (f" {VALUE} ", VALUE + "\t", VALUE * 1000, default_placeholder("TOKEN")):
-        monkeypatch.setenv("TOKEN", bad)
-        for more in ([], ["--reuse"]):
-            code, out, err = said("create", "web", "--allow", "a.com", "--secret", "TOKEN@a.com", *more)
-            assert code == 125
-            assert "TOKEN" in err
-            assert bad not in out + err
-    assert "id-web" not in records.boxes
 
 
 def test_a_shell_of_a_sandbox_that_is_there_takes_no_network(dev: Records, said: Said) -> None:

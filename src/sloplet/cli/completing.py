@@ -42,10 +42,15 @@ def secrets(sandbox: str | None, incomplete: str) -> list[str]:
     """The names of a sandbox's secrets."""
     try:
         store = _store()
-        known = store.find(sandbox).spec.secrets if store is not None and sandbox else ()
+        if store is None or not sandbox:
+            return []
+        spec = store.find(sandbox).spec
+        known = {item.name for item in spec.secrets}
+        if spec.template is not None:
+            known |= {item.name for item in store.find_snapshot(spec.template).spec.secrets}
     except Exception:
         return []
-    return [item.name for item in known if item.name.startswith(incomplete)]
+    return sorted(name for name in known if name.startswith(incomplete))
 
 
 def _store() -> Store | None:

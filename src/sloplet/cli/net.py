@@ -72,12 +72,12 @@ async def _collect(name: str) -> dict[str, Any]:
 
     controller = await keeper_controller()
     info = await controller.find(name)
-    spec = info.spec.network if info.spec.network.mode == "none" else await controller.network(info.id)
+    spec = await controller.network(info.id)  # as it is now; also what it has of its template
     ports = await controller.ports(info.id)
     return {
         "name": info.name, "id": info.id, "mode": spec.mode,
         "policy": None if spec.mode == "none" else policy_settings(spec),
-        "secrets": [secret.to_dict() for secret in info.spec.secrets],
+        "secrets": [secret.to_dict() for secret in await controller.secrets(info.id)],
         "ports": [port.to_dict() for port in ports],
         "links": [{"name": link.name, "sandbox": link.ref, "port": link.port} for link in info.spec.links],
     }  # fmt: skip

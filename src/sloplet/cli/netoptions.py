@@ -108,7 +108,7 @@ def _network(options: dict[str, Any], ask: Any) -> Any:
         return None
     if named is None and not given:
         for key in ("secrets", "links"):
-            if options.get(key):
+            if options.get(key) and not options.get("template"):  # a template may have one: who starts it knows
                 raise SpecError(f"--{key[:-1]} needs a network", hint="add --allow HOST, or --network FILE")
         return None
     return policy({**options, "network": named}, ask)

@@ -48,7 +48,8 @@ def secret() -> None:
 def set_(name: str, secret: str, env: str | None, command: str | None, file: str | None, as_json: bool) -> None:
     """Give a secret its value, or another one (a rotation): at once, for commands that run too.
 
-    The value is kept in the keeper's memory only. Give it again when the keeper was restarted.
+    The value is kept in the keeper's memory only, also while the sandbox sleeps. Give it again when the keeper was
+    restarted.
     """
     if sum(source is not None for source in (env, command, file)) != 1:
         raise SpecError("where is the value?", hint="give one of --env VARIABLE, --command TEXT and --file FILE")
@@ -73,11 +74,10 @@ async def _set(name: str, secret: str, source: dict[str, Any] | None) -> None:
     from ..keeper.client import keeper_controller
     from ..netspec import Secret
     from ..network_api import read_secret
-    from .opening import open_box
 
     controller = await keeper_controller()
     info = await controller.find(name)
-    known = {item.name: item for item in info.spec.secrets}
+    known = {item.name: item for item in await controller.secrets(info.id)}
     if secret not in known:
         raise SpecError(
             f"the sandbox {name} has no secret {secret[:80]!r}",
@@ -87,7 +87,6 @@ async def _set(name: str, secret: str, source: dict[str, Any] | None) -> None:
     if source is not None:
         asked = known[secret]
         value = await read_secret(Secret(**source, hosts=asked.hosts, where=asked.where))
-        await open_box(name)  # of one that sleeps nobody would keep it
     await controller.set_secrets(info.id, {secret: value})
 
 
@@ -107,8 +106,8 @@ def ls(name: str, as_json: bool) -> None:
 async def _list(name: str) -> list[dict[str, Any]]:
     from ..keeper.client import keeper_controller
 
-    info = await (await keeper_controller()).find(name)
-    return [item.to_dict() for item in info.spec.secrets]
+    controller = await keeper_controller()
+    return [item.to_dict() for item in await controller.secrets((await controller.find(name)).id)]
 
 
 def secret_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
