@@ -361,6 +361,19 @@ def test_values_of_before_are_hidden_on_later_connections_too() -> None:
     assert table.at(NAME, 443, secure=True).scrub_head(page) == page
 
 
+def test_a_fork_has_the_values_and_hides_those_of_before() -> None:
+    other = Spec("OTHER", placeholder="sloplet-secret-other-0123456789abcdef")
+    parent = SecretTable([Spec(), other], {"TOKEN": "the first value", "OTHER": "another one"})
+    parent.set({"TOKEN": "the second value"})
+    kept = parent.copy()
+    parent.set({"TOKEN": None})
+    fork = SecretTable([Spec()], before=kept)
+    assert fork.values() == {"TOKEN": "the second value"}
+    page = Response(((b"X", b"the first value"), (b"Y", b"the second value"), (b"Z", b"another one")), 1, 200, b"")
+    shown = fork.at(NAME, 443, secure=True).scrub_head(page)
+    assert [value for _, value in shown.fields] == [P, P, b"another one"]
+
+
 @pytest.mark.parametrize(
     "form",
     [

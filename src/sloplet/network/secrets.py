@@ -55,7 +55,14 @@ class Spec(Protocol):
 class SecretTable:
     """The secrets of one sandbox, with their values."""
 
-    def __init__(self, specs: Iterable[Spec], values: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        specs: Iterable[Spec],
+        values: Mapping[str, str | None] | None = None,
+        *,
+        before: SecretTable | None = None,
+    ) -> None:
+        """``before``: whose values it begins with, those of earlier included."""
         self._specs = {spec.name: spec for spec in specs}
         self._hosts = {spec.name: [parse_host(item) for item in spec.hosts] for spec in self._specs.values()}
         self._values: dict[str, str] = {}
@@ -68,6 +75,9 @@ class SecretTable:
                     f"the placeholder of the secret {spec.name} cannot be told from other text",
                     hint=f"{_SHORTEST_PLACEHOLDER} or more ASCII characters",
                 )
+        if before is not None:
+            self._past = {form: name for form, name in before._past.items() if name in self._specs}
+            self.set({name: value for name, value in before._values.items() if name in self._specs})
         if values:
             self.set(values)
 
@@ -121,8 +131,12 @@ class SecretTable:
         return {spec.name: spec.placeholder for spec in self._specs.values()}
 
     def values(self) -> dict[str, str]:
-        """Those that are known now: for a fork in the same holder."""
+        """Those that are known now."""
         return dict(self._values)
+
+    def copy(self) -> SecretTable:
+        """As it is now: for a fork in the same holder."""
+        return SecretTable(self.specs, before=self)
 
     def at(self, host: str, port: int, *, secure: bool) -> Here:
         """For one HTTP connection; ``secure``: inside TLS that we opened and whose server was verified."""
