@@ -173,18 +173,23 @@ class Port:
     inside: int
     address: str  #: the address here that is listened on
     outside: int
+    problem: str = ""  #: of one of ``ports=`` that could not be had when the sandbox woke: why nothing is listened on
 
     @property
     def url(self) -> str:
+        """ "" if nothing is listened on."""
+        if self.problem:
+            return ""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
         return f"http://[{host}]:{self.outside}" if ":" in host else f"http://{host}:{self.outside}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"inside": self.inside, "address": self.address, "outside": self.outside, "url": self.url}
+        found = {"inside": self.inside, "address": self.address, "outside": self.outside, "url": self.url}
+        return {**found, "problem": self.problem} if self.problem else found
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Port:
-        return Port(int(data["inside"]), str(data["address"]), int(data["outside"]))
+        return Port(int(data["inside"]), str(data["address"]), int(data["outside"]), str(data.get("problem", "")))
 
 
 @dataclass(frozen=True)
@@ -251,10 +256,11 @@ class NetworkController(Protocol):
         one that is there, or any that is free. PortUnavailable."""
 
     async def ports(self, sandbox_id: str) -> list[Port]:
-        """What is listened on for it, by the port inside."""
+        """What is listened on for it, by the port inside; and those of ``ports=`` that could not be (``problem``)."""
 
     async def unexpose(self, sandbox_id: str, port: int) -> None:
-        """Listen no more, and cut what is connected. Idempotent."""
+        """Listen no more, and cut what is connected. Idempotent. One of ``ports=`` stays so through pause and wake,
+        until it is exposed again."""
 
 
 class Controller(NetworkController, Protocol):

@@ -66,7 +66,9 @@ class Networked(Holder):
         return self.exposed.list(sandbox_id)
 
     async def unexpose(self, sandbox_id: str, port: int) -> None:
-        self.exposed.unexpose(sandbox_id, port)
+        live = self.find_live(sandbox_id)
+        info = live.info if live is not None else await self.on_state(lambda: self.store.find(sandbox_id))
+        self.exposed.unexpose(sandbox_id, port, given=any(each.inside == port for each in info.spec.ports))
         if self.on_gone is not None:
             self.on_gone()
 

@@ -14,6 +14,7 @@ from cli_controller import Records, Said
 
 from sloplet.cli.netfile import read_policy, write_policy
 from sloplet.cli.netlearn import _tell
+from sloplet.controller import Port
 from sloplet.errors import SpecError
 from sloplet.netspec import Network, NetworkSpec
 from sloplet.network.indexes import Indexes
@@ -84,6 +85,26 @@ def test_rules_are_taken_away(dev: Records, said: Said) -> None:
     code, out, err = said("net", "remove", "dev", "pypi.org")
     assert (code, out) == (125, "")
     assert "there is no rule 'pypi.org'" in err
+
+
+# -- ports --------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_cannot_be_had_is_told(dev: Records, said: Said) -> None:
+    dev.exposed = [Port(80, "::1", 8080), Port(81, "", 0, "port 8081 of 127.0.0.1 cannot be listened on")]
+    rows = [line.split(maxsplit=2) for line in said("url", "dev")[1].splitlines()[1:]]
+    assert rows == [
+        ["80", "[::1]:8080", "http://[::1]:8080"],
+        ["81", "-", "none: port 8081 of 127.0.0.1 cannot be listened on"],
+    ]
+    assert "# port 81: port 8081 of 127.0.0.1 cannot be listened on\n" in said("net", "dev")[1]
+    assert json.loads(said("url", "dev", "--json")[1])[1]["problem"]
+
+
+def test_a_port_that_is_not_there_cannot_be_closed(dev: Records, said: Said) -> None:
+    code, out, err = said("url", "dev", "9999", "--close")
+    assert (code, out) == (125, "")
+    assert "nothing is listened on for port 9999" in err
 
 
 # -- presets ------------------------------------------------------------------------------------------

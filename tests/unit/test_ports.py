@@ -267,8 +267,12 @@ def test_begin_listens_for_what_the_settings_name_and_says_what_it_cannot() -> N
     async def work(box: Box, ports: Ports) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             problem = ports.begin("a", [(80, 0), (81, taken.getsockname()[1])])
-        assert [port.inside for port in ports.list("a")] == [80]
+        assert [(port.inside, port.problem) for port in ports.list("a")] == [(80, ""), (81, problem)]
         assert "cannot be listened on" in problem
+        assert [port.url for port in ports.list("a")][1] == ""
+        assert Port.from_dict(ports.list("a")[1].to_dict()) == ports.list("a")[1]
+        made = ports.expose("a", 81)  # anywhere else
+        assert ports.list("a")[1] == made
 
     serve(work, p80=echo)
 

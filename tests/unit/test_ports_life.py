@@ -96,6 +96,43 @@ def test_one_that_sleeps_can_be_given_a_port(world: Callable[..., None]) -> None
     world(work)
 
 
+def test_what_is_given_up_stays_so_until_it_is_wanted_again(world: Callable[..., None]) -> None:
+    async def work(made: World) -> None:
+        box = await made.box("dev", ports=[80, 81])
+        await box.unexpose(80)
+        await box.pause()
+        await box.run("true")
+        assert [port.inside for port in await box.ports()] == [81]
+        await box.unexpose(81)
+        await box.pause()
+        assert made.runtime.held == 1  # only here it is known
+        await box.run("true")
+        assert await box.ports() == []
+        port = await box.expose(80)
+        await box.pause()
+        await box.run("true")
+        assert await box.ports() == [port]
+        await box.kill()
+        assert made.runtime.held == 0
+        assert made.runtime.exposed.holders() == set()
+
+    world(work)
+
+
+def test_one_that_sleeps_can_have_its_port_given_up(world: Callable[..., None]) -> None:
+    """Also where nobody listens for it yet: by a keeper that has just come."""
+
+    async def work(made: World) -> None:
+        box = await made.box("dev", ports=[80])
+        await box.pause()
+        made.runtime.exposed.close_all()
+        await box.unexpose(80)
+        await box.run("true")
+        assert await box.ports() == []
+
+    world(work)
+
+
 def test_rollback_keeps_the_listener(world: Callable[..., None]) -> None:
     async def work(made: World) -> None:
         box = await made.box()

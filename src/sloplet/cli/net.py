@@ -61,7 +61,8 @@ def show(name: str, as_json: bool) -> None:
         where = "" if item["where"] == ["headers"] else f" ({', '.join(item['where'])})"
         click.echo(f"# secret {item['name']} for {', '.join(item['hosts'])}{where}")
     for item in document["ports"]:
-        click.echo(f"# port {item['inside']} at {item['url']}")
+        where = f" at {item['url']}" if item["url"] else f": {plain(item['problem'])}"
+        click.echo(f"# port {item['inside']}{where}")
     for item in document["links"]:
         click.echo(f"# link {item['name']} to {item['sandbox']}" + (f":{item['port']}" if item["port"] else ""))
 

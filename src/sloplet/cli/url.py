@@ -9,7 +9,7 @@ import click
 
 from ..errors import SpecError
 from .options import CountVerb, json_option, name_argument
-from .output import print_json, print_table
+from .output import plain, print_json, print_table
 
 if TYPE_CHECKING:
     from ..controller import Port
@@ -44,10 +44,16 @@ def url(name: str, port: int | None, host_port: int, address: str, close: bool, 
         shown = [item.to_dict() for item in found]
         print_json(shown if port is None or close else shown[0])
     elif port is None:
-        rows = [(str(item.inside), f"{item.address}:{item.outside}", item.url) for item in found]
-        print_table(("PORT", "HERE", "URL"), rows)
+        print_table(("PORT", "HERE", "URL"), [_row(item) for item in found])
     elif not close:
         click.echo(found[0].url)
+
+
+def _row(port: Port) -> tuple[str, str, str]:
+    if port.problem:
+        return str(port.inside), "-", f"none: {plain(port.problem)}"
+    host = f"[{port.address}]" if ":" in port.address else port.address
+    return str(port.inside), f"{host}:{port.outside}", port.url
 
 
 async def _url(name: str, port: int | None, host_port: int, address: str, close: bool) -> list[Port]:
@@ -58,6 +64,8 @@ async def _url(name: str, port: int | None, host_port: int, address: str, close:
     if port is None:
         return await controller.ports(info.id)
     if close:
+        if not any(item.inside == port for item in await controller.ports(info.id)):
+            raise SpecError(f"nothing is listened on for port {port} of {name}", hint=f"see `sloplet url {name}`")
         await controller.unexpose(info.id, port)
         return await controller.ports(info.id)
     return [await controller.expose(info.id, port, host_port=host_port, address=address)]

@@ -169,7 +169,7 @@ class KeeperNetwork:
         return [Port.from_dict(item) for item in await self._look("ports", offline, sandbox=sandbox_id) or ()]
 
     async def unexpose(self, sandbox_id: str, port: int) -> None:
-        await self._look("unexpose", lambda runtime: runtime.unexpose(sandbox_id, port), sandbox=sandbox_id, port=port)
+        await self._do("unexpose", sandbox=sandbox_id, port=port)
 
 
 async def _asks(source: AsyncIterator[Any]) -> AsyncIterator[Ask]:

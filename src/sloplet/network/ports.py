@@ -184,6 +184,8 @@ class Ports:
         self.opener = opener
         self.is_awake = is_awake
         self._listeners: dict[str, _list[Listener]] = {}
+        #: Of those to be listened on at every start, which are not: "" if nobody wants it any more, else why not.
+        self._missing: dict[str, dict[int, str]] = {}
         self._dialled: set[Tie] = set()
 
     def expose(
@@ -207,9 +209,16 @@ class Ports:
         finally:
             if not there:
                 del self._listeners[sandbox_id]
+        self._found(sandbox_id, port)
         if accept:
             listener.begin()
         return listener.port
+
+    def _found(self, sandbox_id: str, port: int) -> None:
+        missing = self._missing.get(sandbox_id, {})
+        missing.pop(port, None)
+        if not missing:
+            self._missing.pop(sandbox_id, None)
 
     def has_room(self, sandbox_id: str) -> bool:
         return sum(listener.count for listener in self._listeners.get(sandbox_id, ())) < MOST_TOGETHER
@@ -231,27 +240,35 @@ class Ports:
 
     def begin(self, sandbox_id: str, ports: Iterable[tuple[int, int]] = ()) -> str:
         """The sandbox runs: serve those who wait. Those of ``ports`` that are not listened on yet are now, as far as
-        they can be; why not, if not."""
+        they can be (why not, if not) and nobody has said otherwise."""
         problem = ""
         for inside, outside in ports:
-            if outside or not any(each.inside == inside for each in self.list(sandbox_id)):
+            there = [each for each in self.list(sandbox_id) if each.inside == inside and not each.problem]
+            given_up = self._missing.get(sandbox_id, {}).get(inside) == ""
+            if not given_up and (outside or not there):
                 try:
                     self.expose(sandbox_id, inside, outside, accept=False)
                 except SlopletError as error:
                     problem = str(error)
+                    self._missing.setdefault(sandbox_id, {})[inside] = problem
         for listener in self._listeners.get(sandbox_id, ()):
             listener.begin()
         return problem
 
     def list(self, sandbox_id: str) -> _list[Port]:
-        found = (listener.port for listener in self._listeners.get(sandbox_id, ()))
+        """What is listened on, and what should be and could not."""
+        found = [listener.port for listener in self._listeners.get(sandbox_id, ())]
+        found += (Port(inside, "", 0, why) for inside, why in self._missing.get(sandbox_id, {}).items() if why)
         return sorted(found, key=lambda port: (port.inside, port.outside))
 
     def holders(self) -> set[str]:
-        """The sandboxes that have any."""
-        return set(self._listeners)
+        """The sandboxes of which something has to be known here: what is listened on, and what is not any more."""
+        return self._listeners.keys() | {each for each, ports in self._missing.items() if "" in ports.values()}
 
-    def unexpose(self, sandbox_id: str, port: int) -> None:
+    def unexpose(self, sandbox_id: str, port: int, *, given: bool = False) -> None:
+        """``given``: it is one to be listened on at every start; from now on not, until ``expose``."""
+        if given:
+            self._missing.setdefault(sandbox_id, {})[port] = ""
         for listener in self._listeners.pop(sandbox_id, []):
             if listener.port.inside == port:
                 listener.close()
@@ -260,11 +277,12 @@ class Ports:
 
     def close(self, sandbox_id: str) -> None:
         """The sandbox is gone. Idempotent."""
+        self._missing.pop(sandbox_id, None)
         for listener in self._listeners.pop(sandbox_id, ()):
             listener.close()
 
     def close_all(self) -> None:
-        for sandbox_id in _list(self._listeners):
+        for sandbox_id in _list(self._listeners.keys() | self._missing.keys()):
             self.close(sandbox_id)
 
     def forget(self) -> None:
