@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .network.asks import Ask
     from .network.egress import Egress, Inspection
     from .network.log import Decision
+    from .network.secrets import SecretTable
     from .network.upstream import Upstream
     from .runtime import Runtime
 
@@ -45,7 +46,7 @@ class Networks:
         self._runtime = runtime
         self._upstream = upstream
         self._egress: dict[str, Egress] = {}
-        self._inherited: dict[str, tuple[NetworkSpec, dict[str, str]]] = {}
+        self._inherited: dict[str, tuple[NetworkSpec, SecretTable | None]] = {}
         self._context: ssl.SSLContext | None = None
 
     def find(self, sandbox_id: str) -> Egress | None:
@@ -66,7 +67,7 @@ class Networks:
         from .network.secrets import SecretTable
 
         runtime, sandbox_id = self._runtime, info.id
-        current, values = self._inherited.pop(sandbox_id, (spec.network, {}))
+        current, before = self._inherited.pop(sandbox_id, (spec.network, None))
 
         def prepare() -> tuple[NetworkSpec, NetworkLog, Inspection | None]:
             stored = runtime.store.network(sandbox_id)
@@ -86,7 +87,7 @@ class Networks:
             log=log,
             links={link.name: (link.ref, link.port) for link in spec.links},
             dial_link=self._dial,
-            secrets=SecretTable(spec.secrets, values) if spec.secrets else None,
+            secrets=SecretTable(spec.secrets, before=before) if spec.secrets else None,
             inspection=inspection,
         )
         log.tell = self._tell
@@ -130,12 +131,12 @@ class Networks:
         """A fork may reach what its parent may now, and has the values that its parent has."""
         egress = self._egress.get(parent)
         if egress is not None:
-            known = egress.secrets.values() if egress.secrets is not None else {}
+            known = egress.secrets.copy() if egress.secrets is not None else None
             self._inherited[child] = (egress.spec, known)
             return
         stored = await self._runtime.on_state(lambda: self._runtime.store.network(parent))
         if stored is not None:
-            self._inherited[child] = (NetworkSpec.from_dict(json.loads(stored)), {})
+            self._inherited[child] = (NetworkSpec.from_dict(json.loads(stored)), None)
 
     async def adopted(self, info: SandboxInfo) -> None:
         """One that was started ahead is somebody's now."""

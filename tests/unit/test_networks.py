@@ -141,6 +141,7 @@ def test_a_fork_has_its_parents_policy_and_values_and_a_log_of_its_own(tmp_path:
     async def scenario(holder: Holder) -> None:
         parent = holder.make(asked)
         await holder.networks.for_start(parent, asked)
+        await holder.networks.set_secrets(parent.id, {"KEY": "before-that"})
         await holder.networks.set_secrets(parent.id, {"KEY": "v" * 24})
         await holder.networks.set(parent.id, Network(allow=["b.example.com"]).spec)
         holder.networks.find(parent.id).log.add("x", "", 1, "deny")  # type: ignore[union-attr]
@@ -151,6 +152,7 @@ def test_a_fork_has_its_parents_policy_and_values_and_a_log_of_its_own(tmp_path:
         assert egress.spec.allow == ("b.example.com",)
         assert egress.secrets is not None
         assert egress.secrets.values() == {"KEY": "v" * 24}
+        assert b"before-that" in egress.secrets.shown(asked.secrets), "hidden in what it is sent, too"
         assert await holder.networks.log(child.id, 0, 10) == []
         assert json.loads(holder.store.network(child.id) or "")["allow"] == ["b.example.com"]
         await holder.networks.set(child.id, Network().spec)
