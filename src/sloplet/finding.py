@@ -37,6 +37,15 @@ def _same_settings(found: SandboxInfo, spec: SandboxSpec) -> None:
     )
 
 
+async def lives(controller: Controller, sandbox_id: str) -> bool:
+    """Whether there is, or may be again, somebody to ask: it runs, sleeps, or can go on from a checkpoint."""
+    try:
+        info = await controller.find(sandbox_id)
+    except SandboxNotFound:
+        return False
+    return info.state not in ("dead", "ended") or info.saved is not None
+
+
 async def default_controller(*, named: bool) -> Controller:
     """The keeper for what has a name, this process for the rest."""
     if named:

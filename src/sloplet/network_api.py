@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from .controller import Controller, Port
 from .errors import SandboxDead, SandboxNotFound, SlopletError, SpecError
+from .finding import lives
 from .netchange import NetworkChange
 from .netspec import Network, NetworkSpec, Secret
 from .network.asks import ANSWERS, Ask
@@ -116,6 +117,7 @@ class AsyncNetwork:
             known = await controller.network_log(sandbox_id, limit=1_000_000)
             after = known[-1].seq if known else 0
         while True:
+            over = not await lives(controller, sandbox_id)  # before the last look: what was written until then comes
             try:
                 found = await controller.network_log(sandbox_id, after=after)
             except (SandboxDead, SandboxNotFound):
@@ -124,6 +126,8 @@ class AsyncNetwork:
                 after = decision.seq
                 yield decision
             if not found:
+                if over:
+                    return
                 await asyncio.sleep(_LOOK)
 
     async def learned(self) -> NetworkSpec:

@@ -18,6 +18,7 @@ from sloplet.controller import Port
 from sloplet.errors import SpecError
 from sloplet.netspec import Network, NetworkSpec
 from sloplet.network.indexes import Indexes
+from sloplet.network.log import Decision
 from sloplet.spec import SandboxSpec
 
 pytestmark = pytest.mark.anyone
@@ -121,3 +122,49 @@ def test_what_to_know_of_this_machines_indexes_is_told(
     assert (code, out, err) == (0, "web\n", f"sloplet: {warning}\n")
     assert f"sloplet: {warning}\n" in said("run", "--engine", "fake", "--allow", "@package-indexes", "--", "true")[2]
     assert said("create", "other", "--allow", "pypi.org")[2] == ""
+
+
+# -- what is gone -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_brought_here_of_one_that_is_dead(dev: Records, said: Said) -> None:
+    dev.put(dev.boxes["id-dev"], state="dead", reason="its keeper ended")
+    code, out, err = said("forward", "dev", "8000")
+    assert (code, out) == (125, "")
+    assert "its keeper ended" in err
+
+
+@pytest.mark.parametrize("how", ["dead", "removed"])
+def test_what_was_brought_here_ends_with_its_sandbox(dev: Records, said: Said, how: str) -> None:
+    looks = 0
+
+    async def find(ref: str) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 4:  # it has been listened on for a while
+            if how == "removed":
+                await dev.kill("id-dev")
+            else:
+                dev.put(dev.boxes["id-dev"], state="dead", reason="out of memory")
+        return await Records.find(dev, ref)
+
+    dev.find = find  # type: ignore[method-assign]
+    code, out, err = said("forward", "dev", "8000")
+    assert code == 125
+    assert "-> dev:8000" in out
+    assert "the sandbox dev is gone" in err
+
+
+def test_a_log_is_followed_to_the_end_of_its_sandbox(dev: Records, said: Said) -> None:
+    """What was decided last is told, then it ends: a dead one's log can be read for ever."""
+    rows = [Decision(number, number, 1_700_000_000.0, "id-dev", "x.org", "", 443, "deny") for number in (1, 2, 3)]
+
+    async def network_log(sandbox_id: str, *, after: int = 0, limit: int = 1000) -> list[Decision]:
+        if after >= 2:
+            dev.put(dev.boxes["id-dev"], state="dead")
+        return [row for row in rows if row.seq > after][:1] if after else rows[:1]
+
+    dev.network_log = network_log  # type: ignore[method-assign]
+    code, out, _ = said("net", "log", "dev", "--follow", "--json")
+    assert code == 0
+    assert [json.loads(line)["seq"] for line in out.splitlines()] == [1, 2, 3]

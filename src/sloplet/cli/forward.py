@@ -45,11 +45,15 @@ def forward(name: str, ports: tuple[str, ...], address: str, as_json: bool) -> i
 
 
 async def _forward(name: str, pairs: list[tuple[int, int]], address: str, as_json: bool) -> int:
+    from ..finding import lives
     from ..keeper.client import keeper_controller
+    from ..live import dead_error
     from ..network.ports import Ports
 
     controller = await keeper_controller()
     info = await controller.find(name)
+    if not await lives(controller, info.id):
+        raise dead_error(info, info.reason)
     # In this process, so that they end with it whatever ends it.
     listening = Ports(controller)
     over = asyncio.Event()
@@ -62,7 +66,7 @@ async def _forward(name: str, pairs: list[tuple[int, int]], address: str, as_jso
             print_json([port.to_dict() for port in made])
         for port in made if not as_json else ():
             click.echo(f"{port.url} -> {name}:{port.inside}")
-        while not over.is_set() and listening.holders():
+        while not over.is_set() and listening.holders() and await lives(controller, info.id):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await over.wait()
