@@ -333,6 +333,16 @@ def test_no_number_of_credentials_makes_a_value_forgotten() -> None:
         swapped(there, (b"Authorization", b"Basic " + base64.b64encode(b"64:" + P)))
 
 
+def test_credentials_are_only_so_long() -> None:
+    """The search for one whose beginning is the same again and again takes time with the square of its length."""
+    there = here(value="v" * 16000)
+    swapped(there, (b"Authorization", b"Basic " + base64.b64encode(b"me:" + P)))
+    with pytest.raises(Refused, match="32768 bytes"):
+        swapped(there, (b"Authorization", b"Basic " + base64.b64encode(b"a" * 10_000 + P)))
+    with pytest.raises(Refused, match="32768 bytes"):
+        swapped(here(), (b"Authorization", b"Basic " + base64.b64encode(b"a" * 30_000 + P)))
+
+
 def test_values_of_before_many_rotations_do_not_hide_the_one_of_now() -> None:
     table = SecretTable([Spec()], {"TOKEN": VALUE})
     there = table.at(NAME, 443, secure=True)

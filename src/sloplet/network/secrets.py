@@ -26,6 +26,7 @@ _MAX_HELD = 16 * 1024 * 1024
 _HEAD_GROWTH = MAX_HEAD  # by what is put in place of placeholders, in all of a request's head
 _BODY_GROWTH = 256 * 1024  # and in all of its body
 _MAX_CREDENTIALS = 64  # different ones of Basic, on one connection
+_CREDENTIALS_LENGTH = 32 * 1024  # of all of these: a program chooses what they are, and answers are searched for them
 _MAX_FORMS = 256  # of values that are not the ones of now any more
 _AGAIN = "give it again (`sloplet secret set`, or box.network.set_secret)"
 #: Headers of a response that say where it ends.
@@ -240,6 +241,8 @@ class Here:
             self._credentials[made] = coded.strip()
             if len(self._credentials) > _MAX_CREDENTIALS:
                 raise Refused(f"more than {_MAX_CREDENTIALS} different Basic credentials on one connection")
+            if sum(map(len, self._credentials)) > _CREDENTIALS_LENGTH:
+                raise Refused(f"Basic credentials of more than {_CREDENTIALS_LENGTH} bytes on one connection")
             return name, scheme + b" " + made
         return name, swap.whole(value)
 
