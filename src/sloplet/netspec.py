@@ -29,6 +29,13 @@ MAX_LINKS = 64
 MIN_BANDWIDTH = 1024
 
 
+class _Unsaid(str):
+    """The "none" of who says nothing about the network: a template's own is then fine."""
+
+
+UNSAID = _Unsaid("none")
+
+
 class PortSpec(NamedTuple):
     """A port inside that is reachable outside; ``outside`` 0: any that is free."""
 

@@ -18,7 +18,7 @@ from .errors import ProtocolError, SandboxClosed, SandboxNotFound
 from .files import AsyncFiles, records
 from .finding import create_or_find, default_controller
 from .history import AsyncHistory
-from .netspec import Network, NetworkSpec, Secret
+from .netspec import UNSAID, Network, NetworkSpec, Secret
 from .network_api import Asker, AskFunction, AsyncNetwork, AsyncPorts, read_secrets
 from .process import (
     DEFAULT_MAX_OUTPUT,
@@ -65,7 +65,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         pids: int | None = None,
         open_files: int | None = None,
         ttl: float | str | None = None,
-        network: str | Network | NetworkSpec | Mapping[str, Any] = "none",
+        network: str | Network | NetworkSpec | Mapping[str, Any] = UNSAID,
         secrets: Mapping[str, Secret] | None = None,
         ports: Mapping[int, int] | Sequence[int] = (),
         links: Mapping[str, Any] | None = None,

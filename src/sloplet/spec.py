@@ -14,6 +14,7 @@ from typing import Any
 
 from .errors import InvalidLimit, InvalidName, SpecError
 from .netspec import (
+    UNSAID,
     LinkSpec,
     NetworkSpec,
     PortSpec,
@@ -138,6 +139,7 @@ class SandboxSpec:
     limits: Limits = field(default_factory=Limits)
     ttl: float | None = None
     network: NetworkSpec = field(default_factory=NetworkSpec)
+    no_network: bool = False  #: none was asked for, of a template that may have one: nothing is reached
     env: tuple[tuple[str, str], ...] = ()
     workdir: str = "/workspace"
     user: str = "agent"
@@ -166,7 +168,7 @@ class SandboxSpec:
         pids: object = None,
         open_files: object = None,
         ttl: object = None,
-        network: object = "none",
+        network: object = UNSAID,
         env: Mapping[str, str] | None = None,
         workdir: object = "/workspace",
         user: object = "agent",
@@ -186,6 +188,7 @@ class SandboxSpec:
             raise SpecError(f"engine={str(engine)[:80]!r} is not an engine name", hint="see `sloplet doctor`")
         if at_least is not None and at_least not in RUNGS:
             raise SpecError(f"at_least={str(at_least)[:80]!r} is not a rung", hint=f"one of {', '.join(RUNGS)}")
+        asked = check_network(network)
         spec = SandboxSpec(
             name=name,
             image=_text("image", image, 4096),
@@ -202,7 +205,8 @@ class SandboxSpec:
             undo=_bounded("undo", undo, MAX_UNDO),
             checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
             pool=_bounded("pool", pool, MAX_POOL),
-            network=check_network(network),
+            network=asked,
+            no_network=template is not None and network is not UNSAID and asked.mode == "none",
             secrets=() if secrets is None else check_secrets(secrets),
             ports=() if ports is None else check_ports(ports),
             links=() if links is None else check_links(links),

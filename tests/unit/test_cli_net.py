@@ -325,7 +325,7 @@ def test_a_value_that_cannot_be_used_leaves_no_sandbox_behind(
 
 def test_without_options_there_is_no_network() -> None:
     assert network_arguments({"allow": (), "network": None}) == {}
-    assert network_arguments({"allow": (), "network": "none"}) == {}
+    assert network_arguments({"allow": (), "network": "none"}) == {"network": "none"}
     assert network_arguments({"allow": (), "network": "learn"})["network"].spec.mode == "learn"
 
 

@@ -41,6 +41,19 @@ def test_another_than_the_templates() -> None:
     assert found.network == Network(["y.org"]).spec
 
 
+def test_none_is_something_to_ask_for() -> None:
+    base: dict[str, Any] = {"network": Network(["x.org"], inspect=True), "secrets": {"A": _secret()}}
+    for none in ("none", SandboxSpec().network):
+        found = _merged(base, {"network": none}, authority="ca1")
+        assert found.network == Network().spec, "nothing is reached"
+        assert found.authority == "ca1"
+    assert _merged({}, {"network": "none"}).network.mode == "none"
+    assert _merged(base, {}).network.allow == ("x.org",)
+    assert SandboxSpec.make(network="none") == SandboxSpec.make(), "without a template there is nothing else to have"
+    spec = SandboxSpec.make(template="tmpl", network="none")
+    assert SandboxSpec.from_dict(spec.to_dict()) == spec != SandboxSpec.make(template="tmpl")
+
+
 def test_what_was_saved_running_without_one_cannot_have_one() -> None:
     with pytest.raises(SpecError, match="without a network"):
         _merged({}, {"network": Network(["y.org"])})

@@ -81,7 +81,7 @@ def network_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any
     network = _network(options, ask)
     if network is not None:
         arguments["network"] = network
-        _warn(network.spec.allow)
+        _warn(() if network == "none" else network.spec.allow)
     if options.get("secrets"):
         arguments["secrets"] = parse_secrets(options["secrets"])
     if options.get("ports"):
@@ -105,7 +105,7 @@ def _network(options: dict[str, Any], ask: Any) -> Any:
         if given:
             flag = "--" + given[0].replace("_", "-")
             raise SpecError(f"{flag} and --network none", hint="leave one of them")
-        return None
+        return "none"  # said, to a template that may have one
     if named is None and not given:
         for key in ("secrets", "links"):
             if options.get(key) and not options.get("template"):  # a template may have one: who starts it knows

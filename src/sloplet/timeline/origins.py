@@ -15,7 +15,7 @@ from ..errors import (
     UnsupportedOperation,
 )
 from ..live import Live
-from ..netspec import SecretSpec
+from ..netspec import NetworkSpec, SecretSpec
 from ..spec import SandboxSpec, check_network_needs
 from ..state.opened import Opened
 
@@ -93,12 +93,20 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         workdir=base.workdir,
         user=base.user,
         env=tuple(sorted({**dict(base.env), **dict(asked.env)}.items())),
-        network=base.network if asked.network.mode == "none" else asked.network,
+        network=_network(base.network, asked),
         secrets=_secrets(base, asked),
         authority=base.authority,
         limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
     )
     return check_network_needs(found)
+
+
+def _network(base: NetworkSpec, asked: SandboxSpec) -> NetworkSpec:
+    """What was asked for; where nothing was said, the template's. What was saved with a redirect keeps it: to have no
+    network is to reach nothing by it."""
+    if asked.network.mode != "none":
+        return asked.network
+    return NetworkSpec("rules") if asked.no_network and base.mode != "none" else base
 
 
 def _secrets(base: SandboxSpec, asked: SandboxSpec) -> tuple[SecretSpec, ...]:
