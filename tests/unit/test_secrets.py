@@ -10,7 +10,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inspect_helpers import NAME, PLACE, VALUE, Spec
 
@@ -260,6 +260,7 @@ def test_bodies_may_tell_of_a_secret_of_this_host_but_of_no_other() -> None:
         there.body_scan().feed(other.placeholder.encode())
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=5, max_size=20), st.binary(max_size=30), st.binary(max_size=30))
 def test_base64_is_seen_wherever_it_stands(text: bytes, before: bytes, after: bytes) -> None:
     coded = base64.b64encode(before + text + after)
@@ -274,6 +275,7 @@ _NEEDLES = st.dictionaries(
 
 
 @example({b"a": b"", b"bb": b"", b"baa": b""}, b"bba", [], False)
+@settings(deadline=None)
 @given(_NEEDLES, st.text("abc", max_size=30).map(str.encode), st.lists(st.integers(0, 30), max_size=5), st.booleans())
 def test_replacing_is_the_same_for_any_split(
     pairs: dict[bytes, bytes], data: bytes, cuts: list[int], same: bool
@@ -286,6 +288,7 @@ def test_replacing_is_the_same_for_any_split(
         assert len(out) == len(data)
 
 
+@settings(deadline=None)
 @given(_NEEDLES, st.text("abc", max_size=30).map(str.encode), st.lists(st.integers(0, 30), max_size=5))
 def test_scanning_is_the_same_for_any_split(pairs: dict[bytes, bytes], data: bytes, cuts: list[int]) -> None:
     scanner = Scanner(dict.fromkeys(pairs, "found"))
