@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from .controller import SandboxInfo
 from .engines.base import Guarantee
-from .errors import SandboxDead, SandboxError, SandboxPaused, SlopletError, SpecError
+from .errors import SandboxError, SandboxPaused, SlopletError, SpecError
+from .live import dead_error
 from .netchange import NetworkChange
 from .netspec import NetworkSpec, SecretSpec, check_network
 from .spec import SandboxSpec
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _Decisions = list["Decision"]
 _DENIED = 500  # characters of a reason that a command's result tells
-_DONE = {"pause": "paused", "kill": "ended"}
 
 
 class Networks:
@@ -203,11 +203,12 @@ class Networks:
         runtime = self._runtime
         runtime.bus.emit(sandbox_id, "network.budget", action=action)
         live = runtime.find_live(sandbox_id)
-        kind = SandboxPaused if action == "pause" else SandboxDead
+        reason = "it has moved the bytes that its budget allows"
         if live is not None:  # what whoever waits for a command of it is told
-            live.farewell = kind(f"the sandbox has moved the bytes that its budget allows, and was {_DONE[action]}")
+            paused = SandboxPaused(f"the sandbox {live.info.name or sandbox_id} was paused: {reason}")
+            live.farewell = paused if action == "pause" else dead_error(live.info, reason)
         try:
-            await (runtime.pause(sandbox_id) if action == "pause" else runtime.kill(sandbox_id))
+            await (runtime.pause(sandbox_id) if action == "pause" else runtime.give_up(sandbox_id, reason))
         except SlopletError as error:
             if live is not None:
                 live.farewell = None

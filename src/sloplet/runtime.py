@@ -302,6 +302,14 @@ class Runtime(Networked):
                 return
         await self.kill(sandbox_id)  # somebody has woken it meanwhile
 
+    async def give_up(self, sandbox_id: str, reason: str) -> None:
+        """End one that must not go on. It has died of that: one that the keeper holds says so until it is removed."""
+        live = self.held_live(sandbox_id)
+        if live is not None:
+            live.ending = True
+            self.background(self._end(live, "died", reason=reason))
+            await live.gone.wait()
+
     async def end_all(self, reason: str, *, grace: float = 2.0) -> None:
         """End every sandbox. A named one whose engine can save it is paused; of the others commands are first asked
         to end, and they stay on record as dead with the reason (what is embedded is forgotten, as ever)."""

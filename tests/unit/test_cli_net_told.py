@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ from cli_controller import Records, Said
 
 from sloplet.cli.netfile import read_policy, write_policy
 from sloplet.cli.netlearn import _tell
+from sloplet.cli.run import execute, tell_ports
 from sloplet.controller import Port
-from sloplet.errors import SpecError
+from sloplet.errors import SandboxDead, SandboxPaused, SlopletError, SpecError
 from sloplet.netspec import Network, NetworkSpec
 from sloplet.network.indexes import Indexes
 from sloplet.network.log import Decision
@@ -106,6 +109,39 @@ def test_a_port_that_is_not_there_cannot_be_closed(dev: Records, said: Said) -> 
     code, out, err = said("url", "dev", "9999", "--close")
     assert (code, out) == (125, "")
     assert "nothing is listened on for port 9999" in err
+
+
+class _Paused:
+    """A sandbox whose budget is used up while a command runs."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+    async def spawn(self, *words: Any, **settings: Any) -> Any:
+        raise SandboxPaused("the sandbox was paused: it has moved the bytes that its budget allows")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dev", SandboxPaused), (None, SandboxDead)])
+def test_what_becomes_of_a_command_whose_sandbox_was_paused(name: str | None, kind: type[SlopletError]) -> None:
+    """One without a name ends with its command: it cannot be looked at or attached to."""
+    box: Any = _Paused(name)
+    wiring: Any = SimpleNamespace(environment=dict, pty_argument=False, stdin=False)
+    options = {"as_json": False, "timeout": None}
+    with pytest.raises(SlopletError, match="its budget allows") as caught:
+        asyncio.run(execute(box, ["true"], options, wiring, SimpleNamespace()))  # type: ignore[arg-type]
+    assert type(caught.value) is kind
+
+
+def test_a_fresh_sandboxs_ports_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Box:
+        async def ports(self) -> list[Port]:
+            return [Port(8000, "127.0.0.1", 40000), Port(9000, "127.0.0.1", 40001)]
+
+    box: Any = Box()
+    asyncio.run(tell_ports(box, {"ports": ("8000", "9000")}))
+    asyncio.run(tell_ports(box, {"ports": ()}))
+    told = [f"sloplet: port {port} at http://127.0.0.1:{here}" for port, here in ((8000, 40000), (9000, 40001))]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 # -- presets ------------------------------------------------------------------------------------------

@@ -74,8 +74,9 @@ class Holder:
     async def pause(self, sandbox_id: str) -> None:
         self.done.append(("pause", sandbox_id))
 
-    async def kill(self, sandbox_id: str) -> None:
-        self.done.append(("kill", sandbox_id))
+    async def give_up(self, sandbox_id: str, reason: str) -> None:
+        assert "budget" in reason
+        self.done.append(("give up", sandbox_id))
 
     async def _dial(self, sandbox_id: str, port: int, elsewhere: Any) -> Any:
         self.done.append(("dial", sandbox_id, str(port)))
@@ -227,7 +228,7 @@ def test_answers_are_kept_and_a_budget_acts(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await holder.settle()
-        assert holder.done == [("kill", info.id)]
+        assert holder.done == [("give up", info.id)]
 
     with_holder(tmp_path / "home", scenario)
 

@@ -11,7 +11,7 @@ from ..errors import SpecError
 from .netoptions import reach_options, rule_options, secret_option
 from .options import COMMAND_SETTINGS, Verb, command_line, json_option, sandbox_arguments, spec_options, template_option
 from .output import note, plain, print_json
-from .run import execute, io_options
+from .run import execute, io_options, tell_ports
 
 if TYPE_CHECKING:
     from ..netspec import NetworkSpec
@@ -68,6 +68,7 @@ async def _run(argv: list[str], options: dict[str, Any], output: str | None, as_
     wiring.out = 1 if output is not None else 2
     try:
         await box.start()
+        await tell_ports(box, options)
         code, result = await execute(box, argv, options, wiring, signals)
         found = await box.network.learned()
     finally:

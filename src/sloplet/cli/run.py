@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SpecError
+from ..errors import SandboxDead, SandboxPaused, SpecError
 from .netoptions import network_options
 from .options import (
     COMMAND_SETTINGS,
@@ -110,6 +110,7 @@ async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], sign
     try:
         await box.start()
         ready = time.monotonic()
+        await tell_ports(box, options)
         if options["copies"]:
             from .copying import copy_in
 
@@ -136,10 +137,28 @@ async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], sign
     return code
 
 
+async def tell_ports(box: AsyncSandbox, options: dict[str, Any]) -> None:
+    """Where a fresh sandbox's servers will be: nobody else can ask for it by name."""
+    for port in await box.ports() if options["ports"] else ():
+        note(f"port {port.inside} at {port.url}")
+
+
 async def execute(
     box: AsyncSandbox, argv: list[str], options: dict[str, Any], wiring: Wiring, signals: Signals
 ) -> tuple[int, Result]:
     """Start the command, pass everything through, and judge how it ended. run and exec are this."""
+    try:
+        return await _execute(box, argv, options, wiring, signals)
+    except SandboxPaused as error:
+        if box.name is not None:
+            raise
+        hint = "a sandbox without a name ends with its command; `sloplet create` makes one that stays"
+        raise SandboxDead(error.message, hint=hint) from None
+
+
+async def _execute(
+    box: AsyncSandbox, argv: list[str], options: dict[str, Any], wiring: Wiring, signals: Signals
+) -> tuple[int, Result]:
     from .session import capture, exit_code, follow
 
     as_json: bool = options["as_json"]

@@ -67,7 +67,7 @@ async def _session(name: str | None, argv: list[str], options: dict[str, Any], g
     from ..sandbox import AsyncSandbox
     from .opening import open_box
     from .options import environment
-    from .run import execute
+    from .run import execute, tell_ports
     from .session import Wiring
 
     wiring = Wiring(interactive=True, tty=None)
@@ -87,6 +87,7 @@ async def _session(name: str | None, argv: list[str], options: dict[str, Any], g
         await box.start()
         if name is None and wiring.pty:
             note(f"a fresh sandbox on the {box.engine} engine: all of it is gone when you leave")
+        await tell_ports(box, options)
         code, _ = await execute(box, argv, options, wiring, signals)
     finally:
         signals.closing()
