@@ -298,8 +298,8 @@ def _plan_v2(hierarchy: Hierarchy, name: str, limits: Limits) -> GroupPlan:
 # -- doing it ------------------------------------------------------------------------
 
 
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
     finally:
@@ -310,17 +310,17 @@ def make(hierarchy: Hierarchy, group: GroupPlan) -> None:
     """Make the groups and set their limits. Raises OSError, with nothing left behind."""
     try:
         if hierarchy.enable:
-            _write(hierarchy.enable, _enabling(hierarchy))
+            write(hierarchy.enable, _enabling(hierarchy))
         for folder in group.folders:
             os.mkdir(folder, 0o755)
             if group.nesting and folder == os.path.dirname(group.nesting):
                 with suppress(OSError):
-                    _write(group.nesting, "1")
+                    write(group.nesting, "1")
         for path, text in group.writes:
-            _write(path, text)
+            write(path, text)
         for path, text in group.optional:
             with suppress(OSError):
-                _write(path, text)
+                write(path, text)
     except OSError:
         remove(group.folders)
         raise
@@ -352,7 +352,7 @@ def _rmdir(folder: str) -> bool:
 
 def _kill_all(folder: str) -> None:
     with suppress(OSError):
-        _write(folder + "/cgroup.kill", "1")
+        write(folder + "/cgroup.kill", "1")
         return
     for pid in processes(folder):
         with suppress(OSError):

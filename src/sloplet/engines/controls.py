@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 
 from ..errors import ControlUnavailable, InvalidLimit
 from ..spec import Limits, SandboxSpec
+from . import headroom
 from .base import Guarantee
 from .cgroups import CPUS_EXTRA, MEMORY_EXTRA, PIDS_EXTRA
 from .machine import Machine
 
 _MIB = 2**20
+_GIB = 2**30
 _TMPFS_SHARE = 2  # a disk kept in memory takes at most one part in this many of the memory limit
 _EXT4_LEAST = 8 * _MIB
 _RLIMIT_MSGQUEUE = 12
@@ -199,7 +201,10 @@ def _own_memory(limits: Limits, machine: Machine) -> Guarantee:
     inside = "gVisor's kernel counts it and the agent ends the largest process, looking up to 100 times a second"
     if machine.cgroup.enforces("memory"):
         more = own_kernel_memory(limits) // _MIB
-        most = f"cgroup v{machine.cgroup.version} memory with {more} MiB more for gVisor itself"
+        most = (
+            f"cgroup v{machine.cgroup.version} memory with {more} MiB more for gVisor itself"
+            f" (and up to {headroom.MOST // _GIB} GiB while it is saved)"
+        )
         return Guarantee("memory", True, f"{most}; within it {inside}", size_text(limits.memory))
     return Guarantee("memory", False, f"{inside} ({machine.cgroup.reason})", size_text(limits.memory))
 

@@ -16,10 +16,12 @@ from dataclasses import replace
 from ..errors import SaveFailed, StartFailed
 from . import verbs
 from .base import HostStats
+from .headroom import Headroom
 from .launcher import Jailed, readable
 
 _ANSWER = 8192
 _WORDS_SHOWN = 600
+_LAST_WORDS = 5.0  # seconds, from the end of gVisor's kernel to that of the sandbox
 _ALMOST_FULL = 1 << 20  # where gVisor itself stumbles, and says other things
 
 
@@ -80,6 +82,7 @@ class Minded(Jailed):
     _verbs: Verbs
     _outside: int | None = None
     _egress = False
+    _headroom: Headroom
 
     def attach(self, verbs: Verbs, outside: int | None, *, egress: bool = False) -> None:
         """``outside``: the host's id of root inside, where that is not the caller's own. ``egress``: the agent brings
@@ -87,7 +90,9 @@ class Minded(Jailed):
         self._verbs = verbs
         self._egress = egress
         self._outside = outside
+        self._headroom = Headroom(self._group)
         self._end.add_done_callback(lambda _: verbs.close())
+        self._end.add_done_callback(lambda _: self._headroom.close())
 
     def stats(self) -> HostStats:
         """The host counts gVisor's threads, not the sandbox's processes, and the agent ends what uses too much memory
@@ -115,11 +120,19 @@ class Minded(Jailed):
         try:
             if self._outside is not None:
                 os.fchown(folder, self._outside, self._outside)
+            await self._headroom.lift()
             try:
                 wrong = await self._verbs.ask(verbs.checkpoint_words(egress=self._egress), [folder])
             except EOFError:
                 wrong = "the sandbox has ended"
+            finally:
+                if not self._end.done():
+                    self._headroom.lower()
             settle(folder)
+            if wrong.endswith("EOF"):  # gVisor's kernel has gone in the middle of it: what for is known in a moment
+                await asyncio.wait({self._end}, timeout=_LAST_WORDS)
+            if wrong and self._end.done():
+                raise SaveFailed(f"the sandbox has ended while it was saved: {self._end.result().reason}")
             if wrong:
                 full = os.fstatvfs(folder).f_bavail * os.fstatvfs(folder).f_frsize < _ALMOST_FULL
                 wrong = "the disk is full" if full or "no space left" in wrong else wrong
