@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -200,11 +201,33 @@ static int install(struct table *t)
     return setsockopt(raw_fd, IPPROTO_IP, SET_REPLACE, t, (socklen_t)(sizeof t->head + t->head.size));
 }
 
+/* What a connection holds unread is saved with the sandbox, and gVisor takes some twenty times as much memory to write it down:
+ * its own sizes, 1 MiB and up to 4 in each direction, are far too large. Bytes: least, at first, most. */
+#define BUFFERS "4096 131072 131072"
+
+static int setting(const char *path, const char *value)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    ssize_t n = fd < 0 ? -1 : write(fd, value, strlen(value));
+
+    if (fd >= 0)
+        close(fd);
+    return n < 0 ? -1 : 0;
+}
+
+/* Root inside can change it again. If it is refused, saving takes more memory. */
+static void limit_buffers(void)
+{
+    if (setting("/proc/sys/net/ipv4/tcp_rmem", BUFFERS) < 0 || setting("/proc/sys/net/ipv4/tcp_wmem", BUFFERS) < 0)
+        dprintf(2, "sloplet-agent: buffers keep their size: errno %d\n", errno);
+}
+
 int net_redirect_gvisor(int port)
 {
     static struct table t;
 
     egress_port = port;
+    limit_buffers();
     net_failed = "iptables";
     begin_table(&t);
     redirect_names(&t);
