@@ -42,7 +42,7 @@ static int begin(const char *text, uint16_t port, bool *done)
 
     if (fd < 0)
         return -1;
-    sock_quick(fd);
+    sock_tune(fd);
     *done = connect(fd, &a.any, len) == 0;
     if (*done || errno == EINPROGRESS)
         return fd;

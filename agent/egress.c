@@ -140,7 +140,7 @@ static void take(int fd)
         dns_serve_tcp(fd);
         return;
     }
-    sock_quick(fd);
+    sock_tune(fd);
     k = sock_new(fd, CHANNEL_IN, sock_event);
     if (!k)
         return;

@@ -15,6 +15,12 @@
 
 #define FRAMES_A_TURN 4
 
+/* Seconds. A program that closes its end, or is gone, looks like one that has only said all it has to say. Its kernel forgets
+ * such a connection after a minute, and answers the next probe with a reset. */
+#define PROBE_AFTER 20
+#define PROBE_AGAIN 10
+#define PROBES 3
+
 struct sock *sock_new(int fd, int channel, source_fn *fn)
 {
     struct sock *k = calloc(1, sizeof *k);
@@ -28,11 +34,20 @@ struct sock *sock_new(int fd, int channel, source_fn *fn)
     return k;
 }
 
-void sock_quick(int fd)
+void sock_tune(int fd)
 {
-    int on = 1;
+    static const struct {
+        int level, option, value;
+    } options[] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, PROBE_AFTER},
+        {IPPROTO_TCP, TCP_KEEPINTVL, PROBE_AGAIN},
+        {IPPROTO_TCP, TCP_KEEPCNT, PROBES},
+    };
 
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        setsockopt(fd, options[i].level, options[i].option, &options[i].value, sizeof options[i].value);
 }
 
 void sock_reset_fd(int fd)

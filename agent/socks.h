@@ -30,7 +30,8 @@ struct sock *sock_new(int fd, int channel, source_fn *fn);
 /* Closes it: with a reset unless `orderly`. */
 void sock_free(struct sock *k);
 void sock_reset_fd(int fd);
-void sock_quick(int fd); /* small pieces are sent at once */
+/* Small pieces are sent at once, and an other end that does not exist any more is noticed. */
+void sock_tune(int fd);
 
 /* For stream_ops, with the sock as ctx. */
 void sock_data(struct stream *s, const uint8_t *p, uint32_t n);

@@ -5,13 +5,16 @@ The names behind synthetic addresses are DNS's matter: see test_agent_dns.py.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import resource
 import select
+import socket
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.anyone
 
 NETWORK = ["unshare", "-Urn"]
 FLAGS = HelloFlag.NO_USERS | HelloFlag.EGRESS
+_PIDFD_GETFD = 438  # on every architecture
 
 #: What the program inside does, in Python: `s` is connected, `say` tells the test.
 PROGRAM = """
@@ -170,6 +174,47 @@ def test_a_program_that_gives_up(box: AgentClient) -> None:
     box.send(frame(FrameType.CREDIT, asked.number, b"\1\0\0\0"))
     box.finish(asked)
     box.ping()
+    _go_on(box, program)
+    box.wait(program)
+    _unused(box, before)
+
+
+@contextmanager
+def _connection(box: AgentClient) -> Iterator[socket.socket]:
+    """The agent's one connection, as a descriptor of ours."""
+    libc, numbers = ctypes.CDLL(None), os.listdir(f"/proc/{box.process.pid}/fd")
+    with ExitStack() as stack:
+        pidfd = os.pidfd_open(box.process.pid)
+        stack.callback(os.close, pidfd)
+        taken = [fd for number in numbers if (fd := libc.syscall(_PIDFD_GETFD, pidfd, int(number), 0)) >= 0]
+        for fd in taken:
+            stack.callback(os.close, fd)
+        sockets = [socket.socket(fileno=os.dup(fd)) for fd in taken if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+        for each in sockets:
+            stack.enter_context(each)
+        streams = [each for each in sockets if each.type == socket.SOCK_STREAM]
+        (found,) = [each for each in streams if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
+        yield found
+
+
+def test_a_program_that_is_gone_is_noticed(box: AgentClient) -> None:
+    """It has closed its end, and the host does not answer that: nobody would ever end the connection. The agent asks
+    the program's kernel from time to time; here sooner, and that forgets a connection after a second, not a minute."""
+    before = _fds(box)
+    sooner = "s.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)"
+    program = _program(box, f's = dial(); {sooner}; s.sendall(b"x"); wait(); s.close(); say("gone"); wait()')
+    asked = box.next_asked()
+    box.answer(asked)
+    box.until(lambda: bytes(asked.out) == b"x")
+    with _connection(box) as line:
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            line.setsockopt(socket.IPPROTO_TCP, option, 1)
+    _go_on(box, program)
+    _said(box, program, "gone")
+    box.until(lambda: asked.was_reset)
+    box.finish(asked)
     _go_on(box, program)
     box.wait(program)
     _unused(box, before)
