@@ -154,6 +154,7 @@ def test_the_hostname_is_bounded() -> None:
     spec = SandboxSpec.make("a" * 63)
     assert len(jail.hostname(spec, "id")) <= 63
     assert jail.hostname(SandboxSpec.make("my_box"), "id") == "my-box"
+    assert jail.hostname(SandboxSpec.make("my.box"), "id") == "my-box"  # no domain to search names in
 
 
 def test_encoding_is_what_the_launcher_reads() -> None:

@@ -59,7 +59,9 @@ def mode(machine: Machine) -> str:
 
 
 def hostname(spec: SandboxSpec, sandbox_id: str) -> str:
-    return (spec.hostname or spec.name or sandbox_id).replace("_", "-")[:63]
+    """One word: of a name with dots the C library takes what follows the first for a domain, and looks names up in it
+    first (`db.box` for `db` in `my.box`), which every policy would have to answer."""
+    return (spec.hostname or spec.name or sandbox_id).replace("_", "-").replace(".", "-")[:63]
 
 
 def hello(request: JailRequest, machine: Machine, view: host.HostView) -> HelloConfig:
