@@ -93,11 +93,13 @@ static void ask_released(struct stream *s)
 static bool ask_open(struct ask *a)
 {
     static const struct stream_ops ops = {.closed = ask_closed, .release = ask_released};
-    uint8_t buf[DNS_NAME_MAX + 32];
+    uint8_t buf[DNS_NAME_MAX + 48];
     struct fw w = {buf, 0, sizeof buf, false};
 
     fw_int(&w, TAG_OP, OP_RESOLVE);
     fw_bytes(&w, TAG_NAME, a->name, a->length);
+    if (!names_room(a->name, a->length)) /* the host is told, so that it can tell people */
+        fw_int(&w, TAG_FLAGS, RESOLVE_FLAG_FULL);
     a->stream = stream_open(&w, &ops, a);
     a->until = now_ns() + DNS_PATIENCE;
     next_due = earlier(next_due, a->until);

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "names.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -101,6 +100,11 @@ uint32_t names_give(const char *name, size_t n)
     *e = (struct entry){.text = text, .length = (uint8_t)n, .next = bucket[at]};
     bucket[at] = (uint16_t)count;
     return address_of(e);
+}
+
+bool names_room(const char *name, size_t n)
+{
+    return count < NAMES_MAX || find(name, n);
 }
 
 const char *names_find(uint32_t address)

@@ -3,6 +3,7 @@
 #ifndef SLOPLET_NAMES_H
 #define SLOPLET_NAMES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,6 +14,8 @@
 /* The name's address in host byte order, a new one at its first use. 0: the table is full, or that cannot be a name. Names are
  * compared byte by byte: lower case and without a last dot, as dns_message.h makes them. */
 uint32_t names_give(const char *name, size_t n);
+/* Whether it has an address, or there is one left for it. */
+bool names_room(const char *name, size_t n);
 /* The name that has this address, for as long as the agent lives; NULL: none. */
 const char *names_find(uint32_t address);
 

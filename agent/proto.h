@@ -205,6 +205,10 @@ enum {
 };
 
 enum {
+    RESOLVE_FLAG_FULL = 1,
+};
+
+enum {
     CHANGES_FLAG_CONTENTS = 1,
 };
 

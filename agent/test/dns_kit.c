@@ -36,10 +36,11 @@ struct stream *stream_open(const struct fw *w, const struct stream_ops *ops, voi
 
     if (no_streams)
         return NULL;
-    CHECK(!w->overflow && fields_parse(w->p, w->len, TAG_BIT(TAG_OP) | TAG_BIT(TAG_NAME), &f, &why) == 0);
+    CHECK(!w->overflow && fields_parse(w->p, w->len, TAG_BIT(TAG_OP) | TAG_BIT(TAG_NAME) | TAG_BIT(TAG_FLAGS), &f, &why) == 0);
     CHECK(fields_int(&f, TAG_OP, 0) == OP_RESOLVE && asked_count < ASKED_MAX);
     snprintf(a->name, sizeof a->name, "%.*s", (int)f.text[TAG_NAME].len, (const char *)f.text[TAG_NAME].p);
     a->stream = (struct stream){.id = 2 + 2 * asked_count, .ops = ops, .ctx = ctx};
+    a->flags = fields_int(&f, TAG_FLAGS, 0);
     a->open = true;
     asked_count++;
     return &a->stream;

@@ -19,6 +19,7 @@ extern int64_t ahead; /* of the real clock */
 struct asked {
     struct stream stream;
     bool open;
+    int64_t flags;
     char name[DNS_NAME_MAX + 1];
 };
 extern struct asked asked[ASKED_MAX];

@@ -193,7 +193,9 @@ static void test_full_table(void)
     for (int i = 0; i < NAMES_MAX; i++)
         names_give(name, (size_t)snprintf(name, sizeof name, "fill%d", i));
     CHECK(told("too.many.example", DNS_A, 0, &address) == DNS_SERVFAIL);
+    CHECK(asked[asked_count - 1].flags == RESOLVE_FLAG_FULL); /* the host knows why */
     CHECK(told("fill3", DNS_A, 0, &address) == DNS_NOERROR && !strcmp(names_find(address), "fill3"));
+    CHECK(!asked[asked_count - 1].flags);
 }
 
 int main(void)

@@ -16,7 +16,8 @@ from sloplet.netspec import Network, Secret, check_secrets
 from sloplet.network.secrets import SecretTable
 from sloplet.network.upstream import System
 from sloplet.wire.fields import Fields
-from sloplet.wire.schema import Tag
+from sloplet.wire.mux import request
+from sloplet.wire.schema import Op, ResolveFlag, Tag
 
 pytestmark = pytest.mark.anyone
 
@@ -452,6 +453,57 @@ def test_connections_are_limited() -> None:
         await first.end()
         await first.over()
         assert (await inside.connect("a.example.com", 7000)).replied.is_set()
+        await inside.close()
+
+    with_world(scenario)
+
+
+def test_one_too_many_waits_for_an_end_that_is_on_its_way() -> None:
+    async def scenario(world: World) -> None:
+        await world.serve(PUBLIC, 7000, echo, "a.example.com")
+        inside = await Inside(Network(allow=["a.example.com:7000"], connections=1), world).hello()
+        first = await inside.connect("a.example.com", 7000)
+        second = await inside.connect("a.example.com", 7000, wait=False)
+        gone = await inside.connect("a.example.com", 7000, wait=False)
+        third = await inside.connect("a.example.com", 7000, wait=False)
+        await gone.reset()
+        assert await gone.over() == errno.ECONNRESET  # at once, and takes nobody's place
+        assert second.closed is third.closed is None
+        await first.end()
+        assert (await second.answered()).replied.is_set()
+        await second.reset()
+        assert (await third.answered()).replied.is_set()
+        assert [row.verdict for row in inside.log.read(limit=100)] == ["allow"] * 3
+        await inside.close()
+
+    with_world(scenario)
+
+
+def test_who_waits_is_refused_when_nothing_passes_any_more() -> None:
+    async def scenario(world: World) -> None:
+        await world.serve(PUBLIC, 7000, echo, "a.example.com")
+        inside = await Inside(Network(allow=["a.example.com:7000"], connections=1), world).hello()
+        await inside.connect("a.example.com", 7000)
+        waits = await inside.connect("a.example.com", 7000, wait=False)
+        assert await inside.resolve("localhost.example") == 0  # by now it is known that it waits
+        inside.egress.fail("a test")
+        assert await waits.over() == errno.EACCES
+        assert inside.egress.open == 0
+        await inside.close()
+
+    with_world(scenario)
+
+
+def test_names_beyond_all_addresses_are_told() -> None:
+    async def scenario(world: World) -> None:
+        world.names["a.example.com"] = [PUBLIC]
+        inside = await Inside(Network(allow=["a.example.com"]), world).hello()
+        question = request(Op.RESOLVE, (Tag.NAME, "a.example.com"), (Tag.FLAGS, int(ResolveFlag.FULL)))
+        assert await (await inside.open(question)).over() == errno.EAGAIN
+        row = inside.last()
+        assert (row.verdict, row.name, row.protocol, row.rule) == ("deny", "a.example.com", "dns", "limits")
+        assert "16384 different names" in row.reason
+        assert not world.asked
         await inside.close()
 
     with_world(scenario)

@@ -18,12 +18,13 @@ from ..errors import ProtocolError
 from ..netspec import NetworkSpec, check_openable
 from ..wire.fields import Fields
 from ..wire.mux import AgentStream
-from ..wire.schema import Op, Tag
-from . import names
+from ..wire.schema import Op, ResolveFlag, Tag
+from . import names, reasons
 from .asks import Asks
 from .channel import Refused
 from .channels import SocketChannel, StreamChannel
 from .connection import Connection
+from .crowd import Crowd
 from .gate import Gate, Scan
 from .hosts import Host, parse_host
 from .learn import Learned
@@ -88,6 +89,7 @@ class Egress:
         self.on_failed: Callable[[str], None] | None = None
         self._dial_link = dial_link
         self._connections: set[Connection] = set()
+        self._crowd = Crowd(self._admit, self._refuse)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._limit()
@@ -117,12 +119,20 @@ class Egress:
 
     def _connect(self, stream: AgentStream) -> None:
         target = Target.read(stream.request)
-        why = self.meter.refuses()
-        if why:
-            address = "" if target.name else target.address
-            self.log.add(target.name, address, target.port, "deny", rule="limits", reason=why)
-            stream.close(closing(errno.EACCES, why))
-            return
+        if self.meter.spent:
+            self._refuse(stream, target)
+        elif self.meter.full:
+            self._crowd.wait(stream, target)
+        else:
+            self._admit(stream, target)
+
+    def _refuse(self, stream: AgentStream, target: Target) -> None:
+        why = self.failed or self.meter.refuses() or "the sandbox's network has ended"
+        address = "" if target.name else target.address
+        self.log.add(target.name, address, target.port, "deny", rule="limits", reason=why)
+        stream.close(closing(errno.EACCES, why))
+
+    def _admit(self, stream: AgentStream, target: Target) -> None:
         connection = Connection(self, stream, target)
         self._connections.add(connection)
         self.meter.connections = len(self._connections)
@@ -132,6 +142,10 @@ class Egress:
         if connection in self._connections:
             self._connections.discard(connection)
             self.meter.connections = len(self._connections)
+            self._crowd.move_up(self._has_room)
+
+    def _has_room(self) -> bool:
+        return not (self.meter.full or self.meter.spent or self.failed or self._closed)
 
     def gate(self, connection: Connection) -> Outward | None:
         """Who looks at what the program sends first."""
@@ -187,6 +201,10 @@ class Egress:
         except ValueError:
             stream.close(closing(errno.ENOENT))
             return
+        if stream.request.integer(Tag.FLAGS, 0) & ResolveFlag.FULL:
+            self.log.add(name, "", 53, "deny", rule="limits", protocol="dns", reason=reasons.too_many_names(name))
+            stream.close(closing(errno.EAGAIN))
+            return
         if not name or name in self.links or name == names.HOST or not self._certain.may_resolve(name):
             stream.close(Fields())
             return
@@ -213,8 +231,8 @@ class Egress:
 
     # -- deciding ------------------------------------------------------------------------
 
-    def set(self, spec: NetworkSpec) -> None:
-        """Another policy, at once. SpecError: and nothing has changed."""
+    def set(self, spec: NetworkSpec, why: str = "the policy has changed, and does not allow it any more") -> None:
+        """Another policy, at once. SpecError: and nothing has changed. ``why``: what is told of those that are cut."""
         if self.secrets is not None:
             check_openable(spec, self.secrets.specs, self.links)
         self.policy, self._certain, self._passthrough = _read(spec)
@@ -223,10 +241,11 @@ class Egress:
         self._limit()
         for connection in list(self._connections):
             if not connection.allowed():
-                connection.cut("the policy has changed, and does not allow it any more")
+                connection.cut(why)
 
     def _limit(self) -> None:
         self.meter.set(self.spec.connections, self.spec.bandwidth, self.spec.budget)
+        self._crowd.move_up(self._has_room)
 
     async def ask(self, target: Target, reason: str) -> str:
         """What allows it: somebody's answer, or the rule that it has become. Refused."""
@@ -244,7 +263,7 @@ class Egress:
             return  # others waited for the same answer
         rules = tuple(sorted({*known, rule}))
         spec = replace(spec, allow=rules) if answer == "always" else replace(spec, deny=rules)
-        self.set(spec)
+        self.set(spec, f"{target.rule()} was asked for, and the answer was: {answer}")
         if self.on_policy is not None:
             self.on_policy(spec)
 
@@ -282,6 +301,7 @@ class Egress:
 
     def _cut_all(self, reason: str) -> None:
         """Every one of them, whatever is broken."""
+        self._crowd.close()
         for connection in list(self._connections):
             try:
                 connection.cut(reason)

@@ -40,7 +40,7 @@ class Meter:
 
     def refuses(self) -> str:
         """Why there can be no further connection now; "" if there can."""
-        if self.connections >= self._most:
+        if self.full:
             return (
                 f"the sandbox has {self.connections} connections open, and may have {self._most}: close some, or ask "
                 "for Network(connections=...)"
@@ -48,6 +48,10 @@ class Meter:
         if self.spent:
             return f"the sandbox has moved the {self._budget} bytes that its budget allows: ask for a larger budget"
         return ""
+
+    @property
+    def full(self) -> bool:
+        return self.connections >= self._most
 
     @property
     def spent(self) -> bool:

@@ -18,6 +18,14 @@ def no_name(name: str) -> str:
     return f"{shown(name)} is neither a host name nor an address"
 
 
+def too_many_names(name: str) -> str:
+    """See agent/names.h."""
+    return (
+        f"{name} gets no address: the sandbox has looked up 16384 different names, and there are no more than that for "
+        "its life; use names that it knows, or a new sandbox"
+    )
+
+
 def no_port(what: str, port: int) -> str:
     return f"{what}: {port} is not a port"
 

@@ -223,6 +223,10 @@ class FreezeFlag(IntFlag):
     SERVE = 1
 
 
+class ResolveFlag(IntFlag):
+    FULL = 1
+
+
 class ChangesFlag(IntFlag):
     CONTENTS = 1
 
