@@ -94,7 +94,8 @@ def test_set_replaces_all_of_it(dev: Records, said: Said, tmp_path: Path) -> Non
     code, out, _ = said("net", "set", "dev", "--policy", str(file), "--allow", "x.org", "--max-connections", "9")
     assert code == 0
     assert tomllib.loads(out) == {"allow": ["example.com", "x.org"], "bandwidth": 2**20, "connections": 9}
-    assert said("net", "set", "dev")[0] == 0
+    file.write_text("allow = []")
+    assert said("net", "set", "dev", "--policy", str(file))[0] == 0
     assert dev.policies["id-dev"] == NetworkSpec("rules")
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_controller import Records, Said
+from cli_controller import Records, Said, info
 
 from sloplet.cli.netfile import read_policy, write_policy
 from sloplet.cli.netlearn import _tell
@@ -142,6 +142,36 @@ def test_a_fresh_sandboxs_ports_are_told(capsys: pytest.CaptureFixture[str]) -> 
     asyncio.run(tell_ports(box, {"ports": ()}))
     told = [f"sloplet: port {port} at http://127.0.0.1:{here}" for port, here in ((8000, 40000), (9000, 40001))]
     assert capsys.readouterr().err.splitlines() == told
+
+
+# -- slips --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("create", "web", "--port", "8000", "--port", "8000:8080"), "--port 8000 is there twice"),
+        (("create", "web", "--allow", "a.com", "--link", "db=dev", "--link", "db=box"), "--link db is there twice"),
+        (("create", "web", "--allow", "a.com", "--secret", "T@a.com", "--secret", "T=env:U@b.com"), "same name"),
+        (("create", "web", "--allow", "a.com", "--on-budget", "kill"), "without a budget"),
+        (("create", "web", "--deny", "PSOT https://a.com"), "did you mean POST?"),
+        (("net", "set", "dev"), "there is no policy"),
+        (("net", "allwo", "dev", "a.com"), "did you mean `sloplet net allow`?"),
+        (("net", "lgo", "dev", "--follow"), "did you mean `sloplet net log`?"),
+        (("secret", "sett", "dev", "T", "--env", "T"), "did you mean `sloplet secret set`?"),
+    ],
+)
+def test_slips_are_told(dev: Records, said: Said, words: tuple[str, ...], why: str) -> None:
+    code, out, err = said(*words)
+    assert (code, out) == (125, "")
+    assert why in err
+    assert set(dev.boxes) == {"id-dev", "id-box"}
+    assert dev.policies == {}
+
+
+def test_a_name_that_looks_like_a_verb_is_a_name(dev: Records, said: Said) -> None:
+    dev.put(info("lo"), spec=dev.boxes["id-dev"].spec)
+    assert said("net", "lo", "--json")[0] == 0
 
 
 # -- presets ------------------------------------------------------------------------------------------

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from .options import Verb
+
+
+def _near(word: str, verbs: Iterable[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(word, list(verbs), n=1, cutoff=0.5)
 
 
 class VerbGroup(Verb, click.Group):
@@ -27,15 +34,21 @@ class VerbGroup(Verb, click.Group):
             return not ctx.resilient_parsing  # a shell completes both: our verbs, and the default's words
         if args[0] in self.commands or args[0] in ctx.help_option_names:
             return False
-        return self.takes_words or args[0].startswith("-")
+        if args[0].startswith("-"):
+            return True
+        return self.takes_words and not (self._is_slip(args) and not ctx.resilient_parsing)
+
+    def _is_slip(self, args: list[str]) -> bool:
+        """More words than the default takes, the first of them nearly a verb: that is what was meant."""
+        most = sum(isinstance(each, click.Argument) for each in self.commands[self.default].params)
+        words = [word for word in args if not word.startswith("-")]
+        return len(words) > most and bool(_near(args[0], self.commands))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.commands:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.5)
+            near = _near(args[0], self.commands)
             hint = f"did you mean `{ctx.command_path} {near[0]}`?" if near else f"one of {', '.join(self.commands)}"
             raise click.UsageError(f"there is no verb {args[0][:80]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)

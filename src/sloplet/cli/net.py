@@ -165,6 +165,11 @@ def set_(name: str, as_json: bool, **options: Any) -> None:
 
     Open connections that are not allowed any more are cut.
     """
+    if not any(value for value in options.values()):
+        raise SpecError(
+            "there is no policy",
+            hint=f"--policy FILE, or --allow RULE; `sloplet net deny {name} '*'` denies everything",
+        )
     if options["network"] == "learn":
         raise SpecError("learn is no file", hint="make the sandbox with --network learn")
     made = policy(options, ask=True)

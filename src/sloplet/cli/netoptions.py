@@ -4,7 +4,7 @@ library. No value of a secret is ever an option: others can read a command line.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +13,9 @@ from .options import stacked, whole_number
 
 if TYPE_CHECKING:
     from ..netspec import Secret
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 limits_options = stacked(
     click.option("--inspect", is_flag=True, help="Open TLS, so that the log has methods and paths."),
@@ -85,10 +88,20 @@ def network_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any
     if options.get("secrets"):
         arguments["secrets"] = parse_secrets(options["secrets"])
     if options.get("ports"):
-        arguments["ports"] = dict(parse_port(text) for text in options["ports"])
+        arguments["ports"] = _each_once("--port", (parse_port(text) for text in options["ports"]))
     if options.get("links"):
-        arguments["links"] = dict(_link(text) for text in options["links"])
+        arguments["links"] = _each_once("--link", (_link(text) for text in options["links"]))
     return arguments
+
+
+def _each_once(flag: str, pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """Two that speak of the same are a slip: which of them was meant?"""
+    found: dict[K, V] = {}
+    for key, value in pairs:
+        if key in found:
+            raise SpecError(f"{flag} {key} is there twice", hint="leave one of them")
+        found[key] = value
+    return found
 
 
 def _warn(rules: Iterable[str]) -> None:
@@ -137,6 +150,8 @@ def policy(options: dict[str, Any], ask: Any = None) -> Any:
     for key in ("bandwidth", "budget", "on_budget"):
         if options.get(key) is not None:
             settings[key] = options[key]
+    if options.get("on_budget") is not None and settings.get("budget") is None:
+        raise SpecError("--on-budget without a budget", hint="add --budget SIZE")
     if options.get("ask") or settings.get("ask"):
         settings["ask"] = ask
     return Network(**settings)
@@ -175,6 +190,8 @@ def parse_secrets(texts: Iterable[str]) -> dict[str, Secret]:
             raise SpecError("--secret names no host", hint=_SECRET_HINT)
         hosts, _, where = rest.partition("/")
         name, separator, place = source.partition("=")
+        if name in found:
+            raise SpecError("two --secret have the same name", hint="leave one of them")
         found[name] = Secret(
             **secret_source(place if separator else f"env:{name}"),
             hosts=hosts.split(","),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, field
 
@@ -15,6 +16,13 @@ MAX_TEXT = 2048
 _RULE_RE = re.compile(
     r"(?:(?P<methods>[^/:]+?) +)?(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?P<rest>\S+)\Z", re.DOTALL
 )
+#: Those of RFC 9110 and WebDAV. Others are fine, if they are no slip of one of these.
+_METHODS = (
+    "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY", "SEARCH", "PROPFIND",
+    "PROPPATCH", "MKCOL", "COPY", "MOVE", "LOCK", "UNLOCK", "REPORT", "MERGE", "ACL", "BIND", "UNBIND", "REBIND",
+    "LINK", "UNLINK", "CHECKIN", "CHECKOUT", "UNCHECKOUT", "LABEL", "UPDATE", "MKACTIVITY", "MKCALENDAR",
+    "MKWORKSPACE", "ORDERPATCH", "NOTIFY", "SUBSCRIBE", "UNSUBSCRIBE", "PURGE", "BAN", "SOURCE",
+)  # fmt: skip
 _METHODS_RE = re.compile(r"[A-Z]{1,20}(?:,[A-Z]{1,20}){0,19}\Z")
 _SCHEMES = {"http": Ports("", ((80, 80),)), "https": Ports("", ((443, 443),))}  # meant, not named
 _EXAMPLES = (
@@ -106,6 +114,10 @@ def _methods(text: str, given: str) -> frozenset[str]:
         raise SpecError(
             f"{shown(text)}: {shown(given)} are not methods", hint="write for example 'GET,HEAD https://api.github.com'"
         )
+    for method in given.split(","):
+        near = () if method in _METHODS else difflib.get_close_matches(method, _METHODS, n=1, cutoff=0.7)
+        if near:  # a rule of a method that nobody uses denies, or allows, nothing
+            raise SpecError(f"{shown(text)}: {method} is no method that is known", hint=f"did you mean {near[0]}?")
     return frozenset(given.split(","))
 
 
