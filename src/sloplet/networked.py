@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .controller import Port
-from .errors import UnsupportedOperation
+from .errors import SandboxNotFound, SpecError, UnsupportedOperation
 from .holder import Holder
 
 if TYPE_CHECKING:
     from .engines.base import Engine
     from .netchange import NetworkChange
-    from .netspec import NetworkSpec, SecretSpec
+    from .netspec import LinkSpec, NetworkSpec, SecretSpec
     from .network.asks import Ask
     from .network.log import Decision
     from .network.ports import Opener
@@ -51,6 +52,22 @@ class Networked(Holder):
 
     async def answer(self, sandbox_id: str, ask_id: int, verdict: str) -> None:
         await self.networks.answer(sandbox_id, ask_id, verdict)
+
+    async def check_links(self, links: Iterable[LinkSpec]) -> None:
+        """SpecError where one leads nowhere: to nobody, or to whom only another process can reach."""
+        for name, ref, _ in links:
+            try:
+                other = await self.on_state(partial(self.store.find, ref))
+            except SandboxNotFound:
+                raise SpecError(
+                    f"the link {name!r} leads to {ref!r}, and there is no such sandbox",
+                    hint="make that one first; `sloplet ls` lists them",
+                ) from None
+            if self.holder == "keeper" and other.holder != self.holder:
+                raise SpecError(
+                    f"the link {name!r} leads to {ref!r}, which lives in a program that the keeper cannot reach",
+                    hint="give that one a name: then the keeper holds it too",
+                )
 
     # -- what is let in --------------------------------------------------------------
 

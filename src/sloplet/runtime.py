@@ -67,6 +67,7 @@ class Runtime(Networked):
             raise StartFailed(f"the sandbox could not be made: {error}", hint=NO_ROOM) from error
 
     async def _create(self, spec: SandboxSpec) -> SandboxInfo:
+        await self.check_links(spec.links)
         try:
             live = await self.pools.claim(spec) if spec.pool else None
             if live is None:

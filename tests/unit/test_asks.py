@@ -136,6 +136,8 @@ def test_answers_decide_connections_once_or_by_a_rule() -> None:
         assert (spec.allow, spec.deny) == (("always.example.com:7000",), ("never.example.com:7000",))
         assert kept[-1] == spec
         assert inside.egress.open == 4  # answers to others have cut nobody
+        told = [row.reason for row in inside.log.read() if row.name == "never.example.com"]
+        assert told[0] == "never.example.com:7000 was asked for, and the answer was: never"
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert (await inside.connect("once.example.com", 7000)).errno == errno.EACCES
