@@ -28,7 +28,7 @@ from .live import (
     wait_and_clean,
 )
 from .netstart import check_served, environment, furnish
-from .networks import with_authority, with_denied
+from .networks import with_authority, with_denied, with_placeholders
 from .spec import SandboxSpec
 from .state.home import Home, remove_log
 from .state.locks import Owner
@@ -169,7 +169,7 @@ class Holder:
         """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``. ``alone``: it
         is only looked at; it reaches nothing, whatever its settings say."""
         again = origin.opened is not None and bool(origin.spec.authority)  # its programs were made to trust it before
-        origin = replace(origin, spec=with_authority(origin.spec))
+        origin = replace(origin, spec=with_placeholders(with_authority(origin.spec)))
         egress = None if alone else await self.networks.for_start(info, origin.spec)
         spec = origin.spec
         if place != info.id or spec.name != info.name:  # its host name is its own, wherever it comes from

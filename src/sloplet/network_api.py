@@ -274,7 +274,7 @@ class AsyncPorts:
 async def read_secrets(secrets: Mapping[str, Secret]) -> dict[str, str | None]:
     """The values, as this process sees them now, and such as the holder will take: what is wrong with one is said
     before anything is made."""
-    places = [secret.spec(name).placeholder for name, secret in secrets.items()]
+    places = [secret.placeholder for secret in secrets.values() if secret.placeholder]
     values = {name: await read_secret(secret) for name, secret in secrets.items()}
     return {
         name: check_value(f"the value of the secret {name}", value, secrets[name].where, places)

@@ -19,6 +19,7 @@ from .errors import SandboxError, SandboxPaused, SlopletError, SpecError
 from .live import dead_error
 from .netchange import NetworkChange
 from .netspec import NetworkSpec, SecretSpec, check_network
+from .secretspec import new_placeholder
 from .spec import SandboxSpec
 from .wire.fields import Fields
 from .wire.schema import Tag
@@ -87,7 +88,7 @@ class Networks:
             log=log,
             links={link.name: (link.ref, link.port) for link in spec.links},
             dial_link=self._dial,
-            secrets=SecretTable(spec.secrets, before=before) if spec.secrets else None,
+            secrets=SecretTable(with_placeholders(spec).secrets, before=before) if spec.secrets else None,
             inspection=inspection,
         )
         log.tell = self._tell
@@ -335,6 +336,15 @@ def _there(egress: Egress | None) -> Egress:
             hint="make it with network=Network(...); Network() is: nothing",
         )
     return egress
+
+
+def with_placeholders(spec: SandboxSpec) -> SandboxSpec:
+    """The same, with a placeholder for each secret that has none yet. Not in the sandbox's record, where settings are
+    compared: in what it runs as, and so in whatever is saved of it."""
+    if all(secret.placeholder for secret in spec.secrets):
+        return spec
+    made = (replace(one, placeholder=one.placeholder or new_placeholder(one.name)) for one in spec.secrets)
+    return replace(spec, secrets=tuple(made))
 
 
 def with_authority(spec: SandboxSpec) -> SandboxSpec:

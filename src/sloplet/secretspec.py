@@ -3,9 +3,9 @@ stored and sent about it, and never holds a value."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
+import secrets as random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ class Secret:
         return check_value("what the secret's command prints", found, self.where, kind=SecretUnavailable)
 
     def spec(self, name: str) -> SecretSpec:
-        return SecretSpec(name, self.hosts, self.where, self.placeholder or default_placeholder(name))
+        return SecretSpec(name, self.hosts, self.where, self.placeholder or "")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class SecretSpec:
     name: str
     hosts: tuple[str, ...]
     where: tuple[str, ...]
-    placeholder: str
+    placeholder: str  #: "": its holder makes one, when the sandbox starts
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -110,14 +110,14 @@ class SecretSpec:
             raise SpecError("that is not what is stored about a secret")
         return SecretSpec(
             _check_name(data["name"]), _hosts(data["hosts"]), _places(data["where"]),
-            _check_placeholder(data["placeholder"]),
+            data["placeholder"] and _check_placeholder(data["placeholder"]),
         )  # fmt: skip
 
 
-def default_placeholder(name: str) -> str:
-    """The same for the same name, so that equal settings are equal specs."""
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return f"sloplet-secret-{name.lower()}-{digest}"
+def new_placeholder(name: str) -> str:
+    """One that nobody can know who is not inside: a stranger's text that a program there copies into a request must
+    not become the value."""
+    return f"sloplet-secret-{name.lower()}-{random.token_hex(8)}"
 
 
 def check_secrets(secrets: object) -> tuple[SecretSpec, ...]:
@@ -149,6 +149,8 @@ def _check_distinct(secrets: Sequence[SecretSpec]) -> None:
         for other in secrets[index + 1 :]:
             if one.name == other.name:
                 raise SpecError(f"there are two secrets named {one.name}")
+            if not (one.placeholder and other.placeholder):
+                continue
             if one.placeholder in other.placeholder or other.placeholder in one.placeholder:
                 raise SpecError(
                     f"the placeholders of {one.name} and {other.name} cannot be told apart",

@@ -201,9 +201,9 @@ def test_s01_from_the_host(box: Sandbox, net: Internet) -> None:
         sleeper = box.spawn("sleep 1000")
         assert True in {_memory_holds(pid, mark.encode()) for pid in host_pids(box)}, "the positive control"
         sleeper.kill()
-    found_in = files_with(runtime().home.path, VALUE.encode(), mark.encode())
+    found_in = files_with(runtime().home.path, VALUE.encode(), GOOD.encode())
     assert found_in[0] == []
-    assert found_in[1], "the positive control"
+    assert found_in[1], "the positive control: whom it is for"
 
 
 def test_s01_only_where_it_belongs(box: Sandbox, net: Internet) -> None:

@@ -19,7 +19,7 @@ from sloplet.errors import SandboxNotFound, SpecError, StartFailed
 from sloplet.events import EventBus
 from sloplet.netspec import Network, NetworkSpec, Secret
 from sloplet.netstart import check_served, environment
-from sloplet.networks import Networks, looks_into, with_authority, with_denied
+from sloplet.networks import Networks, looks_into, with_authority, with_denied, with_placeholders
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home, new_id
 from sloplet.state.store import Store
@@ -102,13 +102,27 @@ def spec(**settings: Any) -> SandboxSpec:
     return SandboxSpec.make(**{"network": Network(allow=["a.example.com"]), **settings})
 
 
+def made(**settings: Any) -> SandboxSpec:
+    """What it runs as."""
+    return with_placeholders(with_authority(spec(**settings)))
+
+
+def test_placeholders_are_each_sandboxes_own() -> None:
+    settings = {"secrets": {"A": Secret("a", hosts=["x.org"]), "B": Secret("b", hosts=["x.org"], placeholder="b" * 12)}}
+    one, other = made(**settings), made(**settings)
+    assert spec(**settings).secrets[0].placeholder == ""
+    assert len({one.secrets[0].placeholder, other.secrets[0].placeholder, ""}) == 3
+    assert one.secrets[1].placeholder == other.secrets[1].placeholder == "b" * 12
+    assert with_placeholders(one) is one
+
+
 def test_a_policy_outlives_its_holder_and_secrets_do_not(tmp_path: Path) -> None:
     asked = spec(name="box", secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])})
     narrow = Network(allow=["b.example.com:22"], deny=["c.example.com"]).spec
 
     async def first(holder: Holder) -> None:
         info = holder.make(asked)
-        egress = await holder.networks.for_start(info, with_authority(asked))
+        egress = await holder.networks.for_start(info, with_placeholders(with_authority(asked)))
         assert egress is not None
         assert egress is await holder.networks.for_start(info, asked)  # a rollback, a pause: the same
         assert egress.spec == asked.network
@@ -137,7 +151,7 @@ def test_a_policy_outlives_its_holder_and_secrets_do_not(tmp_path: Path) -> None
 
 
 def test_a_fork_has_its_parents_policy_and_values_and_a_log_of_its_own(tmp_path: Path) -> None:
-    asked = with_authority(spec(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])}))
+    asked = made(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])})
 
     async def scenario(holder: Holder) -> None:
         parent = holder.make(asked)
@@ -263,7 +277,7 @@ def test_an_authority_only_where_tls_is_opened() -> None:
 
 
 def test_variables_are_placeholders_and_never_values(tmp_path: Path) -> None:
-    asked = with_authority(spec(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])}))
+    asked = made(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])})
 
     async def scenario(holder: Holder) -> None:
         info = holder.make(asked)

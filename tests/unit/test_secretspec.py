@@ -19,7 +19,7 @@ from sloplet import Network, Secret
 from sloplet.errors import SecretUnavailable, SpecError
 from sloplet.network_api import read_secret, read_secrets
 from sloplet.secretsource import read_file
-from sloplet.secretspec import default_placeholder
+from sloplet.secretspec import SecretSpec, new_placeholder
 from sloplet.spec import SandboxSpec
 
 pytestmark = pytest.mark.anyone
@@ -104,13 +104,15 @@ def test_what_no_header_could_hold_may_be_for_a_body() -> None:
         assert Secret(value, hosts=["x.org"], where="body").read() == value
 
 
-def test_placeholders_are_stable() -> None:
+def test_a_placeholder_cannot_be_known_from_outside() -> None:
     one = Secret("a", hosts=["x.org"]).spec("GITHUB_TOKEN")
     assert one == Secret(env="OTHER", hosts=("X.org.",)).spec("GITHUB_TOKEN"), "where the value is does not matter"
-    assert (
-        one.placeholder == default_placeholder("GITHUB_TOKEN") == "sloplet-secret-github_token-" + one.placeholder[-16:]
-    )
-    assert default_placeholder("A") != default_placeholder("a"), "names differ by case too"
+    assert one.placeholder == "", "whoever holds the sandbox makes one, for it alone"
+    assert SecretSpec.from_dict(one.to_dict()) == one
+    made = [new_placeholder("GITHUB_TOKEN") for _ in range(2)]
+    assert made[0] != made[1]
+    assert made[0].startswith("sloplet-secret-github_token-")
+    assert SecretSpec.from_dict({**one.to_dict(), "placeholder": made[0]}).placeholder == made[0]
     assert Secret("a", hosts=["x.org"], placeholder="ghp_000000000000").spec("T").placeholder == "ghp_000000000000"
 
 
@@ -205,8 +207,9 @@ def test_what_a_file_cannot_give_is_not_shown(content: bytes | None, tmp_path: P
 
 def test_values_are_checked_before_anything_is_made() -> None:
     """All that the holder would refuse: what it has taken when it does would stay behind."""
-    place = default_placeholder("OTHER")
-    secrets = {"TOKEN": Secret(f"a{place}", hosts=["x.org"]), "OTHER": Secret(CANARY, hosts=["x.org"])}
+    place = "placeholder-of-other"
+    other = Secret(CANARY, hosts=["x.org"], placeholder=place)
+    secrets = {"TOKEN": Secret(f"a{place}", hosts=["x.org"]), "OTHER": other}
     with pytest.raises(SpecError, match="TOKEN holds a placeholder") as caught:
         asyncio.run(read_secrets(secrets))
     assert place not in str(caught.value)

@@ -110,7 +110,10 @@ def _network(base: NetworkSpec, asked: SandboxSpec) -> NetworkSpec:
 
 
 def _secrets(base: SandboxSpec, asked: SandboxSpec) -> tuple[SecretSpec, ...]:
-    merged = {secret.name: secret for secret in (*base.secrets, *asked.secrets)}
+    merged = {secret.name: secret for secret in base.secrets}
+    for secret in asked.secrets:  # what runs in the template knows the placeholder that it had there
+        known = merged.get(secret.name, secret)
+        merged[secret.name] = replace(secret, placeholder=secret.placeholder or known.placeholder)
     return tuple(merged[name] for name in sorted(merged))
 
 
