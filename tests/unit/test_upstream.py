@@ -17,6 +17,7 @@ import pytest
 
 from sloplet.network import upstream
 from sloplet.network.resolving import Resolver
+from sloplet.network.tie import close_socket
 from sloplet.network.upstream import System
 
 pytestmark = pytest.mark.anyone
@@ -44,6 +45,67 @@ def test_exactly_that_address_is_connected_to() -> None:
             await System().connect("127.0.0.1", port)
 
     asyncio.run(main())
+
+
+#: Dials, says something, and waits to be killed.
+_HOLDER = """
+import asyncio, socket, sys
+from sloplet.network.tie import Tie
+from sloplet.network.upstream import System
+
+async def main():
+    if sys.argv[1] == "dialled":
+        made = await System().connect("127.0.0.1", int(sys.argv[2]))
+    else:
+        made = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+        tie = Tie(None, made, print)
+    made.send(b"half of it")
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["dialled", "tied"])
+def test_a_holder_that_is_killed_ends_nothing_in_order(kind: str) -> None:
+    """What it was about to send is not all there is, and a server must not take it for that."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        words = [sys.executable, "-c", _HOLDER, kind, str(server.getsockname()[1])]
+        with subprocess.Popen(words) as holder:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(30)
+                assert connection.recv(100) == b"half of it"
+                holder.kill()
+                with pytest.raises(ConnectionResetError):
+                    connection.recv(100)
+
+
+def test_what_ends_in_order_loses_nothing() -> None:
+    size = 4 << 20
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            made = await System().connect("127.0.0.1", server.getsockname()[1])
+            connection, _ = server.accept()
+        with connection:
+            connection.setblocking(False)
+            sent = 0
+            while sent < size:  # as much as the kernels of both ends take while nobody reads
+                try:
+                    sent += made.send(bytes(65536))
+                except BlockingIOError:
+                    break
+            made.shutdown(socket.SHUT_WR)
+            close_socket(made, reset=False)
+            got = 0
+            while data := await loop.sock_recv(connection, 65536):
+                got += len(data)
+            assert got == sent > 65536
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.1", "0x7f000001", ""])

@@ -10,21 +10,25 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..wire.schema import INITIAL_CREDIT, MAX_PAYLOAD, Tag
 from ..wire.streams import HostStream
 
 _LUMP = INITIAL_CREDIT // 2
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing it is a reset
+_RESET, _ORDER = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)  # SO_LINGER: what closing it is
+
+
+def resets(sock: socket.socket, how: bytes = _RESET) -> None:
+    """Whatever closes it is a reset to the other side, also the end of this process: an end by force must not be taken
+    for an end in order. From its first moment on; ``close_socket`` ends it in order nevertheless."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
 
 def close_socket(sock: socket.socket, *, reset: bool) -> None:
-    """Close it; with a reset, so that the other side cannot take an end by force for an end in order."""
-    if reset:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        except OSError:
-            pass
+    """Close it; with a reset, or in order: then what was sent still goes out."""
+    resets(sock, _RESET if reset else _ORDER)
     sock.close()
 
 
@@ -42,6 +46,7 @@ class Tie:
         self._eof = self._shut = self._done = False
         self._stalled = False  # the wire is congested
         connection.setblocking(False)
+        resets(connection)
 
     def start(self) -> None:
         self._stream.on_change(self._pump)

@@ -9,6 +9,8 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from .tie import resets
+
 PATIENCE = 10.0  # seconds, for a connection
 _RESOLVERS = 64  # at the same time, of all sandboxes; resolving.py says how many of these one may occupy
 _HOSTS = "/etc/hosts"
@@ -54,6 +56,7 @@ class System:
         made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            resets(made)
             async with asyncio.timeout(self._patience):
                 await asyncio.get_running_loop().sock_connect(made, (address, port))
         except TimeoutError:
