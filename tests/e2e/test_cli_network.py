@@ -138,11 +138,12 @@ def test_what_is_allowed_passes_and_what_is_refused_is_told(engine: str, web: We
     assert json.loads(done.stdout)["denied"] == []
 
 
-def test_a_policy_changes_while_it_runs_and_the_log_tells(engine: str, web: Web) -> None:
+def test_a_policy_changes_while_it_runs_and_the_log_tells(engine: str, web: Web, tmp_path: Path) -> None:
     rule = f"host.sloplet:{web.port}"
     ask = ("exec", "dev", "--", "python3", "-c", FETCH, f"http://{rule}/")
     said("create", "dev", "--engine", engine, "--network", "learn", "--deny", "*")
-    said("net", "set", "dev")
+    (tmp_path / "nothing.toml").write_text("allow = []")
+    said("net", "set", "dev", "--policy", str(tmp_path / "nothing.toml"))
     assert sloplet(*ask).returncode == 1
     said("net", "allow", "dev", rule)
     assert said(*ask) == "hello"
@@ -163,6 +164,53 @@ def test_what_was_learned_is_a_policy(engine: str, web: Web, tmp_path: Path) -> 
     assert tomllib.loads(Path(policy).read_text()) == {"allow": [rule]}
     assert said("run", "--engine", engine, "--network", policy, *run) == "hello"
     assert sloplet("run", "--engine", engine, "--network", policy, "--", "python3", "-c", OUTSIDE).returncode == 1
+
+
+def test_what_a_rule_about_requests_let_through_is_learned_as_that_rule(engine: str, web: Web, tmp_path: Path) -> None:
+    rule, policy = f"GET http://host.sloplet:{web.port}/3", str(tmp_path / "policy.toml")
+    run = ("--", "python3", "-c", FETCH)
+    said("net", "learn", "--engine", engine, "--allow", rule, "--output", policy, *run, rule.removeprefix("GET "))
+    assert tomllib.loads(Path(policy).read_text()) == {"allow": [rule]}
+    locked = ("run", "--engine", engine, "--network", policy, *run)
+    assert said(*locked, rule.removeprefix("GET ")) == "hello"
+    assert sloplet(*locked, f"http://host.sloplet:{web.port}/4").returncode == 1
+
+
+def test_none_of_a_template_reaches_nothing(engine: str, web: Web) -> None:
+    rule = f"host.sloplet:{web.port}"
+    said("create", "base", "--engine", engine, "--allow", rule)
+    said("template", "create", "warm", "base")
+    run = ("run", "--template", "warm")
+    fetch = ("--", "python3", "-c", FETCH, f"http://{rule}/")
+    assert said(*run, *fetch) == "hello"
+    assert sloplet(*run, "--network", "none", *fetch).returncode == 1
+    said("create", "dev", "--template", "warm", "--network", "none")
+    assert tomllib.loads(said("net", "show", "dev")) == {"allow": []}
+    assert sloplet("exec", "dev", *fetch).returncode == 1
+
+
+def test_changes_of_several_programs_at_the_same_time_are_all_made(engine: str) -> None:
+    said("create", "dev", "--engine", engine, "--allow", "first.example")
+    words = [("allow", f"a{number}.example") for number in range(3)] + [
+        ("deny", f"d{number}.example") for number in range(3)
+    ]
+    running = [
+        subprocess.Popen([*SLOPLET, "net", verb, "dev", rule], stdout=subprocess.DEVNULL) for verb, rule in words
+    ]
+    assert [each.wait() for each in running] == [0] * 6
+    assert tomllib.loads(said("net", "show", "dev")) == {
+        "allow": ["a0.example", "a1.example", "a2.example", "first.example"],
+        "deny": ["d0.example", "d1.example", "d2.example"],
+    }
+
+
+def test_one_that_has_used_up_its_budget_is_dead_and_says_so(engine: str, web: Web) -> None:
+    rule = f"host.sloplet:{web.port}"
+    said("create", "dev", "--engine", engine, "--allow", rule, "--budget", "1", "--on-budget", "kill")
+    assert sloplet("exec", "dev", "--", "python3", "-c", FETCH, f"http://{rule}/").returncode == 125
+    (found,) = json.loads(said("ls", "--json"))
+    assert (found["name"], found["state"]) == ("dev", "dead")
+    assert "budget" in found["reason"]
 
 
 @pytest.mark.parametrize(("typed", "told"), [("n", "refused: "), ("v", "refused: ")])
