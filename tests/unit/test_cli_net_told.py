@@ -172,6 +172,7 @@ def test_slips_are_told(dev: Records, said: Said, words: tuple[str, ...], why: s
 def test_a_name_that_looks_like_a_verb_is_a_name(dev: Records, said: Said) -> None:
     dev.put(info("lo"), spec=dev.boxes["id-dev"].spec)
     assert said("net", "lo", "--json")[0] == 0
+    assert "no such option" in said("net", "lo", "--tail", "5")[2].lower()
 
 
 # -- presets ------------------------------------------------------------------------------------------

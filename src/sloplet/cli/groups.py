@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -41,7 +42,7 @@ class VerbGroup(Verb, click.Group):
     def _is_slip(self, args: list[str]) -> bool:
         """More words than the default takes, the first of them nearly a verb: that is what was meant."""
         most = sum(isinstance(each, click.Argument) for each in self.commands[self.default].params)
-        words = [word for word in args if not word.startswith("-")]
+        words = list(takewhile(lambda word: not word.startswith("-"), args))  # behind an option may be its value
         return len(words) > most and bool(_near(args[0], self.commands))
 
     def resolve_command(
