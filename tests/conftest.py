@@ -17,7 +17,11 @@ def _children() -> dict[int, str]:
     """The living children of this process, by name."""
     found: dict[int, str] = {}
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        try:
+            children = (task / "children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            return _children()  # that thread has ended: its children are another's now
+        for pid in children:
             try:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":

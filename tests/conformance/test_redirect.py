@@ -129,6 +129,19 @@ def test_every_address_comes_to_the_host(engine: str) -> None:
     asyncio.run(main())
 
 
+def test_a_name_of_one_word_is_looked_up_as_it_is(engine: str) -> None:
+    """Whatever the sandbox is called: what follows a dot in a host name would be searched in first."""
+    script = "print(json.dumps([socket.gethostbyname('db'), socket.gethostname()]))"
+
+    async def main() -> None:
+        host = Echo()
+        async with started(spec=replace(networked(), name="my.box"), name=engine, accept=host.accept) as box:
+            assert await said(box, script) == ["198.18.0.1", "my-box"]
+        assert host.names == ["db"]
+
+    asyncio.run(main())
+
+
 def test_who_connects_to_the_agent_itself_gets_nowhere(engine: str) -> None:
     script = "print(json.dumps([tried(lambda p=p: tcp('127.0.0.1', p, b'hello')) for p in (1, 2)]))"
 

@@ -12,6 +12,8 @@ from net_kit import GOOD
 
 from netkit import Internet
 from sloplet import Network, Sandbox
+from sloplet.engines import headroom
+from sloplet.errors import SandboxDead, SaveFailed
 
 pytestmark = [pytest.mark.anyone, pytest.mark.usefixtures("gvisor")]
 
@@ -76,11 +78,26 @@ def test_saved_with_downloads_that_nobody_reads(made: Sandbox, net: Internet) ->
     assert talk_on(made, program.pid).ask("go") == f"[('reset', {COUNT})]"
 
 
-def test_root_inside_has_made_them_large(made: Sandbox, net: Internet) -> None:
-    """The limit of its group is lifted for as long as it takes. What it holds then is above it, and it goes on."""
+def enlarge(made: Sandbox) -> None:
     for name in ("tcp_rmem", "tcp_wmem"):
         made.run(f"echo 4096 1048576 4194304 > /proc/sys/net/ipv4/{name}", check=True)
+
+
+def test_root_inside_has_made_them_large(made: Sandbox, net: Internet) -> None:
+    """The limit of its group is lifted for as long as it takes. What it holds then is above it, and it goes on."""
+    enlarge(made)
     program = stalled(made, COUNT // 2)
     made.snapshot("full")
     assert program.ask("go") == f"[('kept', {COUNT // 2})]"
     assert made.run("python3 -c 'print(len(bytearray(200 << 20)))'").stdout.strip() == str(200 << 20)
+
+
+def test_more_than_can_be_had(made: Sandbox, net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is lost, and that is what is said."""
+    if made.metrics().memory_peak is None:
+        pytest.skip("capability: no memory cgroup here")
+    monkeypatch.setattr(headroom, "_room", lambda: 0)
+    enlarge(made)
+    stalled(made, COUNT // 2)
+    with pytest.raises((SaveFailed, SandboxDead), match="out of memory"):
+        made.snapshot("full")
