@@ -169,6 +169,13 @@ def test_slips_are_told(dev: Records, said: Said, words: tuple[str, ...], why: s
     assert dev.policies == {}
 
 
+def test_an_empty_value_is_told(dev: Records, said: Said, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    code, out, err = said("secret", "set", "dev", "T", "--file", str(tmp_path / "empty"))
+    assert (code, out) == (125, "")
+    assert "the value is empty (`sloplet secret rm dev T`" in err
+
+
 def test_a_name_that_looks_like_a_verb_is_a_name(dev: Records, said: Said) -> None:
     dev.put(info("lo"), spec=dev.boxes["id-dev"].spec)
     assert said("net", "lo", "--json")[0] == 0

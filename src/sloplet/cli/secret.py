@@ -54,6 +54,8 @@ def set_(name: str, secret: str, env: str | None, command: str | None, file: str
     if sum(source is not None for source in (env, command, file)) != 1:
         raise SpecError("where is the value?", hint="give one of --env VARIABLE, --command TEXT and --file FILE")
     source = {"env": env, "command": command} if file is None else {"value": read_value(file)}
+    if source.get("value") == "":
+        raise SpecError("the value is empty", hint=f"`sloplet secret rm {name} {secret}` forgets the one that is there")
     asyncio.run(_set(name, secret, source))
     if as_json:
         print_json({"sandbox": name, "secret": secret, "set": True})
