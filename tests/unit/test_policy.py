@@ -294,3 +294,14 @@ def test_quick_with_many_rules() -> None:
             for policy in (few, many)
         ]
         assert costs[1] < 4 * costs[0] + 20e-6
+
+
+def test_a_mirror_of_a_closed_network() -> None:
+    """Where the machine's own names of indexes lead may be private, or even for documentation; never its cloud's."""
+    rule = parse_rule("https://pypi.org", source="@package-indexes", local=True)
+    policy = Policy([rule, parse_rule("https://other.org")])
+    for address in ("10.1.2.3", "203.0.113.80", "127.0.0.1", "fd00::1", "2001:db8::1"):
+        assert policy.check_addresses("pypi.org", 443, [address])[0] == [address]
+        assert policy.check_addresses("other.org", 443, [address])[0] == []
+    for address in ("169.254.169.254", "169.254.1.1", "224.0.0.1", "0.0.0.0", "fd00:ec2::254", "198.18.0.1"):
+        assert policy.check_addresses("pypi.org", 443, [address])[0] == []

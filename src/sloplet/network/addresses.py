@@ -137,8 +137,9 @@ _BY_VERSION = {
 
 #: What addresses are that stand for names inside.
 NAMES = "an address of the sandbox's own names"
-#: What a name may lead to if the host's own configuration names it as a mirror.
-LOCAL = ("a private address", "a carrier's private address", "a loopback address")
+#: What a name may lead to if the host's own configuration names it as a mirror. Closed networks are known to use those
+#: for documentation too.
+LOCAL = ("a private address", "a carrier's private address", "a loopback address", "an address for documentation")
 
 
 @functools.lru_cache(4096)

@@ -48,7 +48,7 @@ def package_indexes(machine: Machine | None = None) -> Indexes:
         for url in urls:
             found.add(tool, url)
     for url in (*(PIP_DEFAULT if pip_default else ()), *(NPM_DEFAULT if npm_default else ())):
-        found.put(url)
+        found.put(url)  # the names are everybody's; where they lead is what this machine's resolver says
     for tool in configured.proxies(machine):
         found.warn(f"{tool} goes through a proxy on this machine; sandboxes connect to its servers directly")
     return Indexes(tuple(found.rules[text] for text in sorted(found.rules)), tuple(found.warnings))
@@ -63,10 +63,10 @@ class _Found:
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def put(self, text: str, *, local: bool = False) -> None:
-        rule = parse_rule(text, source=SOURCE, local=local)
-        if rule.text not in self.rules or local:
-            self.rules[rule.text] = rule
+    def put(self, text: str) -> None:
+        """Wherever this machine is led to by it: closed networks have mirrors at private addresses."""
+        rule = parse_rule(text, source=SOURCE, local=True)
+        self.rules.setdefault(rule.text, rule)
 
     def add(self, tool: str, url: str) -> None:
         """An address out of a configuration; whatever is wrong with it is said without showing it."""
@@ -95,18 +95,18 @@ class _Found:
             if range_ is not None and "loopback" in range_.what:
                 self._loopback(tool, host, port)
             else:
-                self.put(f"{f'[{address}]' if address.version == 6 else address}:{port}", local=True)
+                self.put(f"{f'[{address}]' if address.version == 6 else address}:{port}")
             return
         name = from_user(host)
         if is_loopback(name):
             self._loopback(tool, name, port)
             return
-        self.put(f"{scheme}://{name}" if port == _PORTS[scheme] else f"{name}:{port}", local=True)
+        self.put(f"{scheme}://{name}" if port == _PORTS[scheme] else f"{name}:{port}")
         if name in COMPANIONS:
             self.put(COMPANIONS[name])
 
     def _loopback(self, tool: str, host: str, port: int) -> None:
-        self.put(f"{HOST}:{port}", local=True)
+        self.put(f"{HOST}:{port}")
         self.warn(f"{tool} uses {host}:{port} of this machine: inside the sandbox that is {HOST}:{port}")
 
 
