@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import EngineError
 
@@ -67,12 +66,12 @@ class Portal:
         if threading.current_thread() is self.thread:
             coroutine.close()
             raise RuntimeError("a synchronous Sandbox was used inside its own event loop: use AsyncSandbox there")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        work = _Work(coroutine)
         try:
-            return future.result()
-        except (KeyboardInterrupt, SystemExit):
-            future.cancel()
-            concurrent.futures.wait([future], timeout=5)
+            return asyncio.run_coroutine_threadsafe(work.run(), self.loop).result()
+        except (KeyboardInterrupt, SystemExit):  # perhaps before there was a future to cancel
+            self.loop.call_soon_threadsafe(work.give_up)
+            work.over.wait(timeout=5)
             raise
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
@@ -100,6 +99,34 @@ class Portal:
         if self.thread.is_alive() and self.pid == os.getpid():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join(timeout=5)
+
+
+class _Work(Generic[T]):
+    """A coroutine that can be given up at any moment, also in that between its being handed over and its start."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.over = threading.Event()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Any] | None = None
+        self._wanted = True
+
+    async def run(self) -> T:
+        if not self._wanted:
+            self._coroutine.close()
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        try:
+            return await self._coroutine
+        finally:
+            self.over.set()
+
+    def give_up(self) -> None:
+        """On the loop."""
+        self._wanted = False
+        if self._task is None:
+            self.over.set()
+        else:
+            self._task.cancel()
 
 
 def portal() -> Portal:

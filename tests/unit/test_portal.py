@@ -108,13 +108,23 @@ box.close()
     assert done.returncode == 0
 
 
-def test_control_c_ends_the_command() -> None:
-    script = """
-import os, signal, threading
+@pytest.mark.parametrize("early", [False, True], ids=["waited for", "only just begun"])
+def test_control_c_ends_the_command(early: bool) -> None:
+    script = (
+        f"early = {early}"
+        + """
+import asyncio, os, signal, threading, time
 from sloplet import Sandbox
 box = Sandbox(engine="fake"); box.start()
 def interrupt(piece):
     os.kill(os.getpid(), signal.SIGINT)
+if early:  # whoever called has no future yet when it comes
+    begin = asyncio.run_coroutine_threadsafe
+    def slowly(*arguments):
+        asyncio.run_coroutine_threadsafe = begin
+        future = begin(*arguments)
+        while True: time.sleep(0.01)
+    asyncio.run_coroutine_threadsafe = slowly
 try:
     box.run("echo up; sleep 1000", on_stdout=interrupt)
 except KeyboardInterrupt:
@@ -124,6 +134,7 @@ while any(info.running for info in box.processes()):
 print("gone", box.run("echo fine").stdout, end="", flush=True)
 box.close()
 """
+    )
     done = _run(script)
     assert (done.stdout, done.returncode) == ("interrupted\ngone fine\n", 0), done.stderr
 
