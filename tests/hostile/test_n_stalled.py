@@ -46,7 +46,8 @@ for _ in sys.stdin:
 
 @pytest.fixture
 def made(net: Internet) -> Iterator[Sandbox]:
-    with box(network=Network(allow=[f"{GOOD}:19"]), memory="512m", user="root") as each:
+    """With the memory that is usual, so that it starts where no limit can be enforced too."""
+    with box(network=Network(allow=[f"{GOOD}:19"]), user="root") as each:
         yield each
 
 

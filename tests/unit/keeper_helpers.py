@@ -134,7 +134,13 @@ def keeping(idle: float = 1.0) -> Iterator[Keeping]:
             if program.poll() is None:
                 program.kill()
             program.communicate()
-        pid = world.keeper()
-        if pid is not None and pid != os.getpid():
-            end(pid)
-        shutil.rmtree(folder)
+        wait_for(lambda: _removed(world, folder))
+
+
+def _removed(world: Keeping, folder: Path) -> bool:
+    """A keeper that a program began to start before it was killed may come up now, and make files in there."""
+    pid = world.keeper()
+    if pid is not None and pid != os.getpid():
+        end(pid)
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
