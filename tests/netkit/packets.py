@@ -27,6 +27,11 @@ class Packet:
     source_port: int
     port: int
     payload: bytes
+    opens: bool = False  #: a connection of TCP
+
+    @property
+    def flow(self) -> tuple[str, int, str, int, int]:
+        return (self.source, self.source_port, self.target, self.port, self.protocol)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -40,13 +45,15 @@ class Packet:
 
 
 class Sink:
-    """All packets since it was made or last cleared."""
+    """All packets since it was made or last cleared. Without those that only end a connection from before that, or
+    acknowledge what it has sent: they come when they come."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * 2**20)
         self._packets: list[Packet] = []
+        self._before: set[tuple[str, int, str, int, int]] = set()  # flows of TCP, both directions
         self._held = 0
         self._lost = 0
 
@@ -65,14 +72,23 @@ class Sink:
                 self._lost += 1
                 continue
             packet = _parse(data)
-            if packet is not None:
+            if packet is not None and not self._is_afterwards(packet):
                 self._packets.append(packet)
                 self._held += len(data)
         statistics = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
         self._lost += struct.unpack("II", statistics)[1]
 
+    def _is_afterwards(self, packet: Packet) -> bool:
+        if packet.opens:
+            self._before.discard(packet.flow)
+        return packet.flow in self._before and not packet.payload
+
     def clear(self) -> None:
         self.drain()
+        for packet in self._packets:
+            if packet.protocol == _TCP:
+                source, source_port, target, port, _ = packet.flow
+                self._before |= {packet.flow, (target, port, source, source_port, _TCP)}
         self._packets.clear()
         self._held = self._lost = 0
 
@@ -90,8 +106,7 @@ class Sink:
         found = [packet for packet in self.all() if wanted in packet.payload.lower()]
         flows: dict[tuple[str, int, str, int, int], list[Packet]] = {}
         for packet in self._packets:
-            key = (packet.source, packet.source_port, packet.target, packet.port, packet.protocol)
-            flows.setdefault(key, []).append(packet)
+            flows.setdefault(packet.flow, []).append(packet)
         for flow in flows.values():
             if wanted in b"".join(packet.payload for packet in flow).lower() and not set(flow) & set(found):
                 found.append(flow[0])
@@ -109,8 +124,9 @@ def _parse(data: bytes) -> Packet | None:
         source, target = (socket.inet_ntop(socket.AF_INET6, data[at : at + 16]) for at in (8, 24))
     else:
         return None
-    ports, payload = (0, 0), data[start:]
+    ports, payload, opens = (0, 0), data[start:], False
     if protocol in (_TCP, _UDP) and len(payload) >= 8:
         ports = struct.unpack_from("!HH", payload)
+        opens = protocol == _TCP and bool(payload[13] & 2)
         payload = payload[8:] if protocol == _UDP else payload[(payload[12] >> 4) * 4 :]
-    return Packet(protocol, source, target, ports[0], ports[1], payload)
+    return Packet(protocol, source, target, ports[0], ports[1], payload, opens)

@@ -96,6 +96,22 @@ def test_the_judge_sees_what_is_sent(net: Internet) -> None:
     assert net.heard("canary-in-a-name") == []
 
 
+def test_the_judge_forgets_how_what_was_before_ends_and_nothing_else(net: Internet) -> None:
+    line = dial(net, PUBLIC, 7)
+    line.sendall(b"before")
+    assert line.recv(100) == b"before"
+    net.forget()
+    line.sendall(b"after")
+    assert line.recv(100) == b"after"
+    assert {packet["size"] for packet in net.packets()} == {5}
+    assert net.heard("after")
+    net.forget()
+    line.close()
+    with dial(net, PUBLIC, 7):
+        assert [packet["size"] for packet in net.packets()][:2] == [0, 0], "a connection is seen though nothing is said"
+        assert net.dialled() == {PUBLIC}
+
+
 def test_the_web(net: Internet) -> None:
     assert b"hello from a.example" in get(net, "a.example")
     told = json.loads(get(net, "a.example", "/echo", tls=True).partition(b"\r\n\r\n")[2])
