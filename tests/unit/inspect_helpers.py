@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
+import os
 import socket
 import ssl
 import struct
@@ -65,20 +67,21 @@ class Pipe:
 @functools.cache
 def internet() -> tuple[Authority, str]:
     """The CA that real servers have here, and a file with it."""
-    authority = Authority(b"i" * 32, "internet")
-    file = tempfile.NamedTemporaryFile(suffix=".pem", delete=False)  # noqa: SIM115
-    file.write(authority.ca_pem)
-    file.close()
-    return authority, file.name
+    return _in_file(Authority(b"i" * 32, "internet"))
 
 
 @functools.cache
 def sandbox_ca() -> tuple[Authority, str]:
     """The CA of the sandbox, and a file with it."""
-    authority = Authority(b"s" * 32, "sandbox")
+    return _in_file(Authority(b"s" * 32, "sandbox"))
+
+
+def _in_file(authority: Authority) -> tuple[Authority, str]:
+    """With a file that is there as long as this process."""
     file = tempfile.NamedTemporaryFile(suffix=".pem", delete=False)  # noqa: SIM115
     file.write(authority.ca_pem)
     file.close()
+    atexit.register(os.unlink, file.name)
     return authority, file.name
 
 
