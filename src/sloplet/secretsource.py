@@ -68,11 +68,16 @@ def read_file(path: str, most: int) -> str:
     if len(raw) > most + _LINE_ENDS:
         why = f"is longer than {most} bytes"
     text = _text(raw)
-    if not why and any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+    if not why and not is_text(text):
         why = "is not UTF-8 text"
     if why:
         raise SecretUnavailable(f"the secret's file {path[:200]!r} {why}")
     return text
+
+
+def is_text(value: str) -> bool:
+    """Whether no byte of it was none when it was read (``_text``)."""
+    return not any(0xD800 <= ord(char) <= 0xDFFF for char in value)
 
 
 def _text(raw: bytes) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .errors import SecretUnavailable, SpecError
-from .secretsource import printed
+from .secretsource import is_text, printed
 
 #: Where a placeholder may be swapped for the value.
 PLACES = ("headers", "query", "body")
@@ -110,7 +110,7 @@ class SecretSpec:
             raise SpecError("that is not what is stored about a secret")
         return SecretSpec(
             _check_name(data["name"]), _hosts(data["hosts"]), _places(data["where"]),
-            data["placeholder"] and _check_placeholder(data["placeholder"]),
+            "" if data["placeholder"] == "" else _check_placeholder(data["placeholder"]),
         )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def check_value(
     hint = "a secret is one line of text"
     if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > MAX_VALUE:
         raise kind(f"{what} is empty, not text, or longer than {MAX_VALUE} bytes")
-    if any(char in value for char in "\r\n\0") or any(0xD800 <= ord(char) <= 0xDFFF for char in value):
+    if any(char in value for char in "\r\n\0") or not is_text(value):
         raise kind(f"{what} holds a line break, a NUL or a byte that is no text", hint=hint)
     if "headers" in where and (value != value.strip() or any(ord(char) < 32 or ord(char) == 127 for char in value)):
         raise kind(f"{what} has control characters, or spaces around it, which no header can hold", hint=hint)

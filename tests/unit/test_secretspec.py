@@ -113,6 +113,9 @@ def test_a_placeholder_cannot_be_known_from_outside() -> None:
     assert made[0] != made[1]
     assert made[0].startswith("sloplet-secret-github_token-")
     assert SecretSpec.from_dict({**one.to_dict(), "placeholder": made[0]}).placeholder == made[0]
+    for nonsense in (None, 0, [], False, "short"):
+        with pytest.raises(SpecError, match="not a placeholder"):
+            SecretSpec.from_dict({**one.to_dict(), "placeholder": nonsense})
     assert Secret("a", hosts=["x.org"], placeholder="ghp_000000000000").spec("T").placeholder == "ghp_000000000000"
 
 

@@ -90,16 +90,20 @@ def to_toml(settings: dict[str, Any]) -> str:
 
 def check_target(path: str) -> None:
     """SpecError if a policy cannot be written there: to be known before there is one to lose."""
+    _check_name(path)
+    _write(path, "", os.unlink)
+
+
+def _check_name(path: str) -> None:
     if not path.lower().endswith((".toml", ".json")):
         raise SpecError(f"the policy {path[:200]!r} has no name that says what it is", hint="end it in .toml or .json")
     if os.path.isdir(path):
         raise SpecError(f"the policy {path[:200]!r} cannot be written: it is a folder")
-    _write(path, "", os.unlink)
 
 
 def write_policy(path: str, settings: dict[str, Any]) -> None:
     """By the file's name as TOML or JSON; whole or not at all."""
-    check_target(path)
+    _check_name(path)
     text = json.dumps(settings, indent=2) + "\n" if path.lower().endswith(".json") else to_toml(settings)
     _write(path, text, lambda passing: os.replace(passing, path))
 

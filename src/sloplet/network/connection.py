@@ -51,6 +51,7 @@ class Connection:
         self._asked = False  # somebody allowed this one
         self._dialled = False
         self._own = False  # it leads to this machine itself
+        self._learned: tuple[Policy, str] | None = None
         self._row: Decision | None = None
         self._relay: Relay | None = None
         self._socket: socket.socket | None = None
@@ -153,26 +154,23 @@ class Connection:
                 for address in addresses[:_TRIES]:
                     self.address = address
                     try:
-                        if policy is not None:
-                            self._check_own(policy)
+                        self._own = policy is not None and self._egress.upstream.is_own(address)
+                        if policy is not None and (refusal := self._own_refusal(policy)) is not None:
+                            raise Denied(refusal)
                         return await self._egress.upstream.connect(address, self.target.port)
-                    except Denied as error:
+                    except (Denied, OSError) as error:
                         failure = failure or error
-                    except OSError as error:
-                        failure = failure or error
-                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                             break
         except TimeoutError:
             failure = failure or OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         raise failure or OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
 
-    def _check_own(self, policy: Policy) -> None:
-        """Denied if the address is this machine's own, and neither a rule nor whoever was asked means that."""
-        self._own = self._egress.upstream.is_own(self.address)
-        if self._own and not (self._asked and not self.target.name):
-            refusal = policy.check_own(self.target.name, self.address, self.target.port)
-            if refusal is not None:
-                raise Denied(refusal)
+    def _own_refusal(self, policy: Policy) -> Verdict | None:
+        """If the address is this machine's own, and neither a rule nor whoever was asked about it means that."""
+        if not self._own or (self._asked and not self.target.name):
+            return None
+        return policy.check_own(self.target.name, self.address, self.target.port)
 
     def allowed(self) -> bool:
         """Whether the policy as it is now allows what was allowed before."""
@@ -188,7 +186,7 @@ class Connection:
             return False  # its requests would have to be seen
         if self.request and self.judge_request(*self.request.split(" ", 1)).allow is not True:
             return False  # a WebSocket, or a long answer, of a request that would be refused now
-        if self._own and policy.check_own(name, self.address, self.target.port) is not None and not self._asked:
+        if self._own_refusal(policy) is not None:
             return False
         if not name or name == names.HOST:
             return True
@@ -236,6 +234,9 @@ class Connection:
     def _learn(self, rule: str) -> None:
         """What the rule has let through. Where requests are looked at, a rule about some of them is all that counts."""
         egress, target = self._egress, self.target
+        if self._learned == (egress.policy, rule):
+            return  # most requests of a connection are let through by the same
+        self._learned = (egress.policy, rule)
         narrow = egress.policy.of_requests.get(rule, "") if self.needs_requests else ""
         egress.learned.add(target.name, self.address, target.port, narrow)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from . import http1, httpbody
@@ -114,13 +116,9 @@ class Exchange:
         if self._switched:
             self._client.abort()
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                while (len(self._pending) > ours or self._responding) and not responses.done():
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
+                await self._when(lambda: responses.done() or not (len(self._pending) > ours or self._responding))
         free = len(self._pending) == ours and not self._responding and not responses.done()
         responses.cancel()
         await asyncio.wait({responses})
@@ -139,6 +137,12 @@ class Exchange:
         else:
             self._client.abort()
 
+    async def _when(self, ready: Callable[[], bool]) -> None:
+        """Wait for responses to be forwarded, until it is so."""
+        while not ready():
+            self._changed.clear()
+            await self._changed.wait()
+
     # -- the program's side ------------------------------------------------------------
 
     async def _requests(self) -> None:
@@ -149,9 +153,7 @@ class Exchange:
                 await self._end_server()
                 return
             request, rest = found
-            while len(self._pending) >= _PIPELINED:
-                self._changed.clear()
-                await self._changed.wait()
+            await self._when(lambda: len(self._pending) < _PIPELINED)
             rest = await self._request(request, rest)
             if self._pending and self._pending[-1].websocket and await self._pending[-1].switched:
                 await self._tunnel(rest)
@@ -195,20 +197,21 @@ class Exchange:
             raise Malformed("a WebSocket handshake with a body")
         path = self._judge(request)
         scan = swap = None
+        swapped = self._swapped(request)  # what is refused is refused before its body is asked for
         if self._here is not None:
             swap = self._here.body_swap(request) if length else None
             scan = self._here.body_scan() if length else None
-            self._swapped(request)  # what is refused is refused before its body is asked for
         guard.seen(request.method.decode(), "".join(c if c.isprintable() else "?" for c in path[:_SHOWN_PATH]))
         self.requests += 1
         if waits:
             await self._continue()
+            swapped = self._swapped(request)
         if swap is not None and 0 < length <= _BUFFERED_BODY and guard.secrets is not None:
             with guard.secrets.holding(length) as held:
                 if held:
                     payload, rest = await self._short_body(length, rest, scan)
                     return await self._forward_swapped(self._swapped(request), swap.whole(payload), rest)
-        request = self._swapped(request)
+        request = swapped
         if swap is not None and length > 0:
             request = _chunked(request)
         self._pending.append(_Sent(request.method, request.minor, websocket))
@@ -219,7 +222,7 @@ class Exchange:
         return rest
 
     def _swapped(self, request: Request) -> Request:
-        """With the values of this moment: asked for when it is sent, as one that is kept may be taken away."""
+        """With the values of this moment: made anew whenever something was waited for, as one may be taken away."""
         return request if self._here is None else self._here.swap_head(request)
 
     def _judge(self, request: Request) -> str:
@@ -242,9 +245,7 @@ class Exchange:
     async def _continue(self) -> None:
         """The program holds its body back until it is asked for it. That is done here, and the server is not told: it
         could answer, and then take for a request what comes as a body."""
-        while self._pending or self._responding:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._when(lambda: not (self._pending or self._responding))
         await self._client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def _short_body(self, length: int, rest: bytes, scan: Scanner | None) -> tuple[bytes, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from collections.abc import Iterable
@@ -45,6 +44,8 @@ def check_rule(text: object, what: str = "allow") -> str:
 def _preset_name(text: str) -> str:
     name, known = text[1:].strip().lower(), [*presets(), PACKAGE_INDEXES]
     if name not in known:
+        import difflib
+
         near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
         hint = f"did you mean '@{near[0]}'?" if near else f"known are {', '.join('@' + item for item in known)}"
         raise SpecError(f"there is no preset {shown(text)}", hint=hint)

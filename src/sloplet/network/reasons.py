@@ -105,20 +105,23 @@ def denied_request(name: str, method: str, path: str, rule: Rule) -> str:
 
 
 def unknown_request(name: str, port: int, method: str, path: str, rules: list[Rule]) -> str:
-    texts = list(dict.fromkeys(f"'{rule.label}'" for rule in rules if not rule.deny))
-    some = ", ".join(texts[:_MOST_SHOWN]) + (", ..." if len(texts) > _MOST_SHOWN else "")
+    allowing = [rule.label for rule in rules if not rule.deny]
     scheme = {80: "http://", 443: "https://"}.get(port, "")
     where = name if scheme else f"{name}:{port}"
     wanted = f"{method} {scheme}{where}{_cut(path)}"
-    if not texts:
+    if not allowing:
         return f"no rule allows {method} {_cut(path)} on {name}; ask for '{wanted}'"
-    return f"{name}:{port} is allowed for {some} only; ask for '{wanted}'"
+    return f"{name}:{port} is allowed for {_some(allowing)} only; ask for '{wanted}'"
 
 
 def no_requests(what: str, rules: list[str]) -> str:
     """``what`` it is instead."""
-    some = ", ".join(f"'{rule}'" for rule in rules[:_MOST_SHOWN]) + (", ..." if len(rules) > _MOST_SHOWN else "")
-    return f"{some} {'is' if len(rules) == 1 else 'are'} about requests, which cannot be seen here: {what}"
+    return f"{_some(rules)} {'is' if len(rules) == 1 else 'are'} about requests, which cannot be seen here: {what}"
+
+
+def _some(rules: list[str]) -> str:
+    texts = list(dict.fromkeys(f"'{rule}'" for rule in rules))
+    return ", ".join(texts[:_MOST_SHOWN]) + (", ..." if len(texts) > _MOST_SHOWN else "")
 
 
 def _cut(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 
@@ -114,6 +113,8 @@ def _methods(text: str, given: str) -> frozenset[str]:
         raise SpecError(
             f"{shown(text)}: {shown(given)} are not methods", hint="write for example 'GET,HEAD https://api.github.com'"
         )
+    import difflib
+
     for method in given.split(","):
         near = () if method in _METHODS else difflib.get_close_matches(method, _METHODS, n=1, cutoff=0.7)
         if near:  # a rule of a method that nobody uses denies, or allows, nothing
