@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,10 +137,23 @@ def keeping(idle: float = 1.0) -> Iterator[Keeping]:
         wait_for(lambda: _removed(world, folder))
 
 
+def _with_home(home: Path) -> list[int]:
+    """Processes, not this one, that were started with this home."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):
+            mine = f"SLOPLET_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if mine and pid != os.getpid():
+                found.append(pid)
+    return found
+
+
 def _removed(world: Keeping, folder: Path) -> bool:
     """A keeper that a program began to start before it was killed may come up now, and make files in there."""
     pid = world.keeper()
     if pid is not None and pid != os.getpid():
         end(pid)
+    for late in _with_home(world.home):
+        end(late, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
