@@ -14,7 +14,21 @@
     │   └── SaveFailed                    its state could not be written; it runs on
     ├── ImageError                        the image cannot be used
     │   ├── ImageNotFound (LookupError)
-    │   └── ImageInvalid                  damaged, hostile or over a limit
+    │   ├── ImageInvalid                  damaged, hostile or over a limit
+    │   │   └── ImagePlatform             made for another processor or system
+    │   ├── ImageInUse                    sandboxes or saved states need it
+    │   └── RegistryError                 a registry did not do it
+    │       ├── RegistryDenied            it wants (other) credentials
+    │       └── RegistryUnavailable       not reached, too slow, too busy, or failing
+    ├── BuildError                        an image was not built
+    │   ├── RecipeInvalid (ValueError)    a Dockerfile or cloud-config that makes no sense; tells the line
+    │   └── BuildFailed                   a step of it failed
+    ├── VolumeError                       about a volume
+    │   ├── VolumeNotFound (LookupError)
+    │   ├── VolumeExists                  the name is taken
+    │   └── VolumeInUse                   a sandbox has it
+    ├── StorageError                      an S3 service did not do it
+    ├── KernelError                       the process that runs code cells ended, or cannot start
     ├── SandboxError                      about one sandbox
     │   ├── SandboxNotFound (LookupError)
     │   ├── SandboxExists                 the name is taken
@@ -128,6 +142,62 @@ class ImageNotFound(ImageError, LookupError):
 
 
 class ImageInvalid(ImageError):
+    pass
+
+
+class ImagePlatform(ImageInvalid):
+    pass
+
+
+class ImageInUse(ImageError):
+    pass
+
+
+class RegistryError(ImageError):
+    pass
+
+
+class RegistryDenied(RegistryError):
+    pass
+
+
+class RegistryUnavailable(RegistryError):
+    pass
+
+
+class BuildError(SlopletError):
+    pass
+
+
+class RecipeInvalid(BuildError, ValueError):
+    pass
+
+
+class BuildFailed(BuildError):
+    pass
+
+
+class VolumeError(SlopletError):
+    pass
+
+
+class VolumeNotFound(VolumeError, LookupError):
+    pass
+
+
+class VolumeExists(VolumeError):
+    pass
+
+
+class VolumeInUse(VolumeError):
+    pass
+
+
+class StorageError(SlopletError):
+    pass
+
+
+class KernelError(SlopletError):
     pass
 
 

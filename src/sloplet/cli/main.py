@@ -39,6 +39,7 @@ VERBS = {
     "template": ("template", "States that new sandboxes start from, warm."),
     "export": ("archive", "Write a sandbox to one file."),
     "import": ("archive", "Start a sandbox from such a file."),
+    "image": ("image", "Images: pull, build, list, push and remove them."),
     "net": ("net", "What sandboxes may reach, and what they have reached."),
     "secret": ("secret", "Values that a sandbox uses and never sees."),
     "url": ("url", "The URL of a server inside."),

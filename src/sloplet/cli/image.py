@@ -1,0 +1,43 @@
+"""``sloplet image``: the group; each of its verbs is a file beside this one (``image_VERB.py``), imported to be run."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+#: verb -> (module, what the help says)
+IMAGE_VERBS = {
+    "pull": ("image_pull", "Bring an image here from a registry."),
+    "ls": ("image_ls", "List the images that are here."),
+    "inspect": ("image_inspect", "Everything known about an image."),
+    "build": ("image_build", "Build one from a Dockerfile."),
+    "tag": ("image_tag", "Give an image another name."),
+    "push": ("image_push", "Send an image to a registry."),
+    "import": ("image_import", "Take in an OCI layout, a docker save tar, or a root filesystem."),
+    "export": ("image_export", "Write an image as an OCI layout or archive."),
+    "rm": ("image_rm", "Remove images."),
+    "prune": ("image_prune", "Remove what nothing needs, by age or size."),
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(IMAGE_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = {"list": "ls", "remove": "rm"}.get(cmd_name, cmd_name)
+        if name not in IMAGE_VERBS:
+            return None
+        module = importlib.import_module(f".{IMAGE_VERBS[name][0]}", __package__)
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in IMAGE_VERBS.items()])
+
+
+@click.group("image", cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+def image() -> None:
+    """Images: what sandboxes are made of."""
