@@ -38,6 +38,7 @@ int agent_upper_fd = -1, agent_layers = -1;
 struct agent_layer agent_layer[AGENT_LAYERS];
 int (*agent_fence)(int fence_fd);
 bool agent_scratch_in_memory, agent_own_ipc;
+bool agent_powers;
 struct guest guest = {.null_fd = -1};
 
 #define IDLE_TRIM (300 * MSEC)
@@ -93,7 +94,7 @@ static void drop_privilege_sources(void)
 
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     for (int cap = 0; cap < 64; cap++)
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno == EINVAL)
+        if (!(agent_powers && cap < 32 && AGENT_POWERS >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno == EINVAL)
             break; /* past the last one this kernel knows */
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (syscall(SYS_capget, &header, sets) == 0) {

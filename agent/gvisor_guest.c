@@ -62,9 +62,13 @@ int gvisor_guest_main(int argc, char **argv)
         dprintf(2, "sloplet-agent: no process limit: errno %d\n", errno);
         return 1;
     }
-    if (argc > 3 && !strcmp(argv[3], "egress") && make_egress() < 0) {
-        dprintf(2, "sloplet-agent: no way out: %s: errno %d\n", net_failed, errno);
-        return 1;
+    for (int i = 3; i < argc; i++) {
+        if (!strcmp(argv[i], "powers"))
+            agent_powers = true;
+        if (!strcmp(argv[i], "egress") && make_egress() < 0) {
+            dprintf(2, "sloplet-agent: no way out: %s: errno %d\n", net_failed, errno);
+            return 1;
+        }
     }
     /* nobody is to write what the agent runs on, root inside neither: gVisor lets a running program be written */
     if (mount("none", PLACE, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755") < 0) {

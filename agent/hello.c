@@ -19,6 +19,7 @@
 #include "path.h"
 #include "ring.h"
 #include "spare.h"
+#include "sudo.h"
 #include "wire.h"
 
 #define B(tag) TAG_BIT(TAG_##tag)
@@ -233,6 +234,7 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
     wire_hello(&w);
     if (network)
         dns_begin(); /* behind the answer: it may ask the host something at once */
+    sudo_begin();
     spare_soon();
     return 0;
 }

@@ -179,6 +179,7 @@ static int sandbox(void) {
     munmap((void *)(uintptr_t)plan->base, plan->size);
     if (plan->flags & PLAN_MINDER) return mind();
     if (!(plan->flags & PLAN_NAMESPACES)) agent_fence = fence_command;
+    agent_powers = plan->flags & PLAN_POWERS;
     if (keep_for_agent() < 0) return END_AGENT_FAILED;
     return agent_main(FD_WIRE_IN, FD_WIRE_OUT);
 }

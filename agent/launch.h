@@ -31,6 +31,7 @@ enum {
     PLAN_HOST_MOUNTS = 2,   /* the caller is root: TREE and EXT4 steps run before the sandbox's own creds */
     PLAN_PROBE = 4,         /* build everything, then report success instead of serving */
     PLAN_DENY_SETGROUPS = 8, /* one uid only: the kernel wants setgroups off before the gid map */
+    PLAN_POWERS = 32,        /* root inside has its powers (agent.h) */
     PLAN_MINDER = 16         /* gVisor: the first process is a minder with a control socket, not the agent */
 };
 

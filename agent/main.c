@@ -9,6 +9,7 @@
 #include "gvisor_guest.h"
 #include "launch.h"
 #include "net.h"
+#include "sudo.h"
 
 /* Replaced by the launcher's own when it is linked in: the agent alone is a useful program too. */
 __attribute__((weak)) int launch_main(int argc, char **argv)
@@ -36,7 +37,10 @@ static int agent_with_egress(void)
 
 int main(int argc, char **argv)
 {
-    const char *role = argc > 1 ? argv[1] : "";
+    const char *role = argc > 1 ? argv[1] : "", *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
+
+    if (argc > 0 && !strcmp(name ? name + 1 : argv[0], "sudo"))
+        return sudo_client_main(argc, argv);
 
     if (!strcmp(role, "agent"))
         return argc > 2 && !strcmp(argv[2], "egress") ? agent_with_egress() : agent_main(0, 1);

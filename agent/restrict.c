@@ -70,7 +70,7 @@ void drop_privileges(const struct plan *plan) {
         if (setresgid(plan->drop_gid, plan->drop_gid, plan->drop_gid) < 0) fail("identity", "setresgid", errno, "");
         if (setresuid(plan->drop_uid, plan->drop_uid, plan->drop_uid) < 0) fail("identity", "setresuid", errno, "");
     }
-    if (plan->flags & PLAN_NAMESPACES) drop_capabilities(plan->caps, (plan->flags & PLAN_MINDER) != 0);
+    if (plan->flags & PLAN_NAMESPACES) drop_capabilities(plan->caps, (plan->flags & (PLAN_MINDER | PLAN_POWERS)) != 0);
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) fail("privileges", "no_new_privs", errno, "");
     /* Nobody inside may look into the agent or its shims: /proc/1/exe is the host's file. */
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0) fail("privileges", "dumpable", errno, "");

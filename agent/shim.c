@@ -79,15 +79,16 @@ static void offer_to_oom_killer(void)
     close(fd);
 }
 
-static int drop_capabilities(void)
+/* None, or those of root where it has powers. */
+static int set_capabilities(uint32_t keep)
 {
     struct {
         uint32_t version;
         int pid;
     } header = {0x20080522, 0};
-    uint32_t none[6] = {0};
+    uint32_t sets[6] = {keep, keep, 0}; /* effective, permitted, inheritable; then their high words */
 
-    return (int)syscall(SYS_capset, &header, none);
+    return (int)syscall(SYS_capset, &header, sets);
 }
 
 /* The kernel compares before it counts the newcomer, so to RLIMIT_NPROC one more than allowed is not too many: for that
@@ -124,7 +125,7 @@ static int become(const struct user *u)
     } else if (!guest.no_users && guest.uid == 0) {
         syscall(SYS_setgroups, u->ngroups, u->groups); /* refused in some namespaces: no harm */
     }
-    if (drop_capabilities() < 0)
+    if (set_capabilities(agent_powers && u->uid == 0 && !guest.no_users ? AGENT_POWERS : 0) < 0)
         return -1;
     return prctl(PR_SET_DUMPABLE, 0);
 }
@@ -364,6 +365,20 @@ void shim_settle(struct spawn *s, int null_fd)
         close(PROC_FD);
     close_from(NULL_FD + 1);
     leave_stdio(s);
+}
+
+int shim_keep_only(int fd)
+{
+    int kept = fcntl(fd, F_DUPFD_CLOEXEC, 16), proc = agent_proc_fd < 0 ? -1 : fcntl(agent_proc_fd, F_DUPFD_CLOEXEC, 16);
+
+    for (int i = 0; i < 3; i++)
+        if (guest.null_fd < 0 || dup2(guest.null_fd, i) < 0)
+            close(i);
+    if (kept < 0 || dup3(kept, STATUS_FD, O_CLOEXEC) < 0)
+        _exit(1);
+    agent_proc_fd = proc < 0 ? -1 : dup3(proc, PROC_FD, O_CLOEXEC);
+    close_from(proc < 0 ? PROC_FD : PROC_FD + 1);
+    return STATUS_FD;
 }
 
 void shim_run(struct spawn *s)

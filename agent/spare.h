@@ -21,5 +21,7 @@ void spare_soon(void);
 void shim_enter(struct spawn *s, pid_t agent);
 void shim_settle(struct spawn *s, int null_fd);
 void shim_run(struct spawn *s);
+/* Of all descriptors only `fd`, which becomes 3, and /proc; 0 to 2 are /dev/null. Returns the new number. */
+int shim_keep_only(int fd);
 
 #endif

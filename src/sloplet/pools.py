@@ -228,5 +228,7 @@ def _place(runtime: Runtime, sandbox_id: str) -> str:
 def _nobody(sandbox_id: str, spec: SandboxSpec, origin: Origin, holder: str) -> SandboxInfo:
     """What is known of one that nobody has claimed."""
     engine = origin.engine
-    info = SandboxInfo(sandbox_id, None, "starting", engine.name, engine.rung, holder, 0.0, None, spec.workdir, spec)
+    info = SandboxInfo(
+        sandbox_id, None, "starting", engine.name, engine.rung, holder, 0.0, None, spec.run_workdir, spec
+    )
     return replace(info, head=origin.head)

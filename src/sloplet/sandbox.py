@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from . import transfer
 from .controller import Controller, Event, SandboxInfo, Stream
@@ -37,6 +37,9 @@ from .spec import SandboxSpec, check_name, parse_size
 from .wire.fields import Fields
 from .wire.mux import request
 from .wire.schema import ExecFlag, Op, SignalFlag, Tag
+
+if TYPE_CHECKING:
+    from .s3.settings import S3
 
 OnProgress = Callable[[Progress], None]
 _MAX_PROCESSES = 100_000
@@ -70,8 +73,9 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         ports: Mapping[int, int] | Sequence[int] = (),
         links: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
-        workdir: str = "/workspace",
-        user: str = "agent",
+        workdir: str | None = None,
+        user: str | None = None,
+        sudo: bool | None = None,
         allow_weaker: bool = False,
         template: str | None = None,
         idle: float | str | None = None,
@@ -83,7 +87,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         self._spec = SandboxSpec.make(
             name, image=image, engine=engine, at_least=at_least, cpus=cpus, memory=memory, disk=disk, pids=pids,
             open_files=open_files, ttl=ttl, network=network, secrets=secrets, ports=ports, links=links, env=env,
-            workdir=workdir, user=user, allow_weaker=allow_weaker, template=template, idle=idle, undo=undo,
+            workdir=workdir, user=user, sudo=sudo, allow_weaker=allow_weaker, template=template, idle=idle, undo=undo,
             checkpoint_every=checkpoint_every, pool=pool,
         )  # fmt: skip
         self._init(controller, secrets, network.ask if isinstance(network, Network) else None)
@@ -347,18 +351,30 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
     # -- files -----------------------------------------------------------------
 
     async def upload(
-        self, source: str | os.PathLike[str], target: str = ".", *, on_progress: OnProgress | None = None
+        self,
+        source: str | os.PathLike[str],
+        target: str = ".",
+        *,
+        on_progress: OnProgress | None = None,
+        s3: S3 | None = None,
     ) -> Progress:
-        """Copy a file or a directory of this machine into the sandbox. A directory's content goes into ``target``."""
+        """Copy a file or a directory of this machine into the sandbox. A directory's content goes into ``target``.
+        ``s3://BUCKET/KEY`` is an object, or what is below that key; ``s3`` says which S3 and as whom."""
         await self.start()
-        return await transfer.upload(self.files, source, target, on_progress)
+        return await transfer.upload(self.files, source, target, on_progress, s3=s3)
 
     async def download(
-        self, source: str, target: str | os.PathLike[str], *, on_progress: OnProgress | None = None
+        self,
+        source: str,
+        target: str | os.PathLike[str],
+        *,
+        on_progress: OnProgress | None = None,
+        s3: S3 | None = None,
     ) -> Progress:
-        """Copy a file or a directory out of the sandbox. Links that lead out of it and special files are left out."""
+        """Copy a file or a directory out of the sandbox. Links that lead out of it and special files are left out.
+        The target may be ``s3://BUCKET/KEY``; ``s3`` says which S3 and as whom."""
         await self.start()
-        return await transfer.download(self.files, source, target, on_progress)
+        return await transfer.download(self.files, source, target, on_progress, s3=s3)
 
     # -- what is going on ------------------------------------------------------
 

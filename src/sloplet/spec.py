@@ -33,6 +33,8 @@ RUNGS = ("process", "container", "gvisor", "microvm", "vm")
 
 NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 
+DEFAULT_USER = "agent"
+DEFAULT_WORKDIR = "/workspace"
 MIN_MEMORY = 8 * 2**20
 MIN_DISK = 2**20
 MAX_PIDS = 4_000_000
@@ -141,8 +143,11 @@ class SandboxSpec:
     network: NetworkSpec = field(default_factory=NetworkSpec)
     no_network: bool = False  #: none was asked for, of a template that may have one: nothing is reached
     env: tuple[tuple[str, str], ...] = ()
-    workdir: str = "/workspace"
-    user: str = "agent"
+    workdir: str | None = None  #: None: the image's own, or /workspace
+    user: str | None = None  #: None: the image's own, or agent
+    sudo: bool | None = (
+        None  #: root inside has root's powers over what is the sandbox's; None: where an image expects it
+    )
     hostname: str | None = None
     allow_weaker: bool = False
     template: str | None = None  #: start from this saved state: a template's name, or a snapshot's id
@@ -170,8 +175,9 @@ class SandboxSpec:
         ttl: object = None,
         network: object = UNSAID,
         env: Mapping[str, str] | None = None,
-        workdir: object = "/workspace",
-        user: object = "agent",
+        workdir: object = None,
+        user: object = None,
+        sudo: object = None,
         allow_weaker: bool = False,
         template: object = None,
         idle: object = None,
@@ -197,8 +203,9 @@ class SandboxSpec:
             limits=Limits.make(cpus, memory, disk, pids, open_files),
             ttl=None if ttl is None else parse_duration(ttl, "ttl"),
             env=check_env(env or {}),
-            workdir=_absolute("workdir", workdir),
-            user=_text("user", user, 256),
+            workdir=None if workdir is None else _absolute("workdir", workdir),
+            user=None if user is None else _text("user", user, 256),
+            sudo=_choice("sudo", sudo),
             allow_weaker=bool(allow_weaker),
             template=None if template is None else check_snapshot_name(template, "template"),
             idle=None if idle is None else parse_duration(idle, "idle"),
@@ -212,6 +219,16 @@ class SandboxSpec:
             links=() if links is None else check_links(links),
         )
         return spec if spec.template else check_network_needs(spec)  # with a template: when it is known
+
+    @property
+    def run_user(self) -> str:
+        """Who runs its commands, where the image has no say."""
+        return self.user or DEFAULT_USER
+
+    @property
+    def run_workdir(self) -> str:
+        """Where its commands begin, where the image has no say."""
+        return self.workdir or DEFAULT_WORKDIR
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
@@ -252,6 +269,12 @@ def check_network_needs(spec: SandboxSpec) -> SandboxSpec:
 def _bounded(what: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise SpecError(f"{what}={str(value)[:80]!r} is out of range", hint=f"a whole number from 0 to {most}")
+    return value
+
+
+def _choice(what: str, value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise SpecError(f"{what}={str(value)[:80]!r} is not valid", hint="True, False, or nothing")
     return value
 
 

@@ -89,17 +89,22 @@ limit_options = stacked(
 )
 
 spec_options = stacked(
-    click.option("--image", default="host", show_default=True, metavar="IMAGE", help="host, a rootfs folder or a tar."),
+    click.option(
+        "--image",
+        default="host",
+        show_default=True,
+        metavar="IMAGE",
+        help="host, a reference (python:3.12-slim), a rootfs folder or a tar.",
+    ),
     click.option("--engine", default="auto", show_default=True, metavar="NAME", help="See `sloplet doctor`."),
     click.option(
         "--at-least", "at_least", metavar="RUNG", help="Refuse anything weaker: process, container, gvisor, ..."
     ),
     limit_options,
     env_options,
-    click.option(
-        "-w", "--workdir", default="/workspace", show_default=True, metavar="PATH", help="Where commands begin."
-    ),
-    click.option("-u", "--user", default="agent", show_default=True, metavar="USER", help="A name or uid[:gid]."),
+    click.option("-w", "--workdir", metavar="PATH", help="Where commands begin. [default: the image's, or /workspace]"),
+    click.option("-u", "--user", metavar="USER", help="A name or uid[:gid]. [default: the image's, or agent]"),
+    click.option("--sudo/--no-sudo", "sudo", default=None, help="Whether root has powers, and sudo works, inside."),
 )
 
 template_option = click.option(
@@ -119,7 +124,7 @@ life_options = stacked(
     click.option("--pool", metavar="N", help="Keep N more ready, so that the next one starts at once."),
 )  # fmt: skip
 
-SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user",
+SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user", "sudo",
              "allow_weaker", "template", "pool", "ttl", "idle", "undo", "checkpoint_every")  # fmt: skip
 _WHOLE = ("pids", "open_files", "pool", "undo")
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import UnsupportedOperation
 from ..spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from ..images.config import ImageConfig
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class ResolvedImage:
     path: Path | None = None
     #: whether files in ``path`` carry the image's own owners (unpacked as root) or all belong to the caller
     owners_kept: bool = False
+    config: ImageConfig | None = None  #: what the image says of how it wants to be run; None: it says nothing
 
 
 @dataclass(frozen=True)

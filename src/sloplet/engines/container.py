@@ -13,7 +13,7 @@ from .controls import Controls, decide, enforceable
 from .launcher import launch, try_plan
 from .machine import Machine
 from .plan import encode_steps, frame
-from .rung import JailRung, network_guarantee
+from .rung import JailRung, network_guarantee, privileges
 
 _SINGLE_USERS = frozenset({"agent", "1000", "1000:1000"})
 _SUBIDS = (
@@ -78,7 +78,7 @@ class ContainerEngine(JailRung):
             f"no network by policy: {self._no_egress}" if self._no_egress else "network by policy: nft tproxy",
         )
 
-    def _fixed(self, facts: Machine, *, egress: bool = False) -> tuple[Guarantee, ...]:
+    def _fixed(self, facts: Machine, *, egress: bool = False, sudo: bool = False) -> tuple[Guarantee, ...]:
         """The controls that do not depend on limits."""
         users = {
             "root": "a user namespace: root inside is an ordinary high id outside",
@@ -92,26 +92,31 @@ class ContainerEngine(JailRung):
             network_guarantee("network namespace without devices", egress=egress),
             Guarantee("ipc", True, "ipc namespace"),
             Guarantee("syscalls", "seccomp" not in weak, "seccomp allowlist on every ABI of the kernel"),
-            Guarantee("privileges", "caps" not in weak, "no_new_privs; commands have no capabilities"),
+            Guarantee("privileges", "caps" not in weak, privileges(sudo=sudo)),
             Guarantee("users", True, users),
         )
 
     def _decide(self, request: StartRequest) -> Controls:
         self._require(request)
-        user = request.spec.user
+        user = request.spec.run_user
         if jail.mode(self.machine) == "single" and user not in _SINGLE_USERS:
             raise UnsupportedOperation(
                 f"user={user!r} is not possible here: there is one user inside, 'agent'", hint=_SUBIDS
             )
+        if jail.mode(self.machine) == "single" and request.spec.sudo:
+            raise UnsupportedOperation("sudo is not possible here: there is one user inside", hint=_SUBIDS)
         return decide(request.spec, self.machine, request.id, namespaces=True)
 
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
-        return (*self._decide(request).guarantees, *self._fixed(self.machine, egress=wants_egress(request.spec)))
+        spec = request.spec
+        fixed = self._fixed(self.machine, egress=wants_egress(spec), sudo=bool(spec.sudo))
+        return (*self._decide(request).guarantees, *fixed)
 
     def _plan(self, request: jail.JailRequest, decided: Controls) -> bytes:
+        sudo = self._agent if jail.powers(request, self.machine) else b""
         fixed = self._kept(
-            (request.image, decided.limits.memory),
-            lambda: jail.fixed_steps(request.image, self.machine, self._view, decided, self._weaken),
+            (request.image, decided.limits.memory, bool(sudo)),
+            lambda: jail.fixed_steps(request.image, self.machine, self._view, decided, self._weaken, sudo),
         )
         first = encode_steps(jail.first_steps(request, self.machine, decided))
         return frame(first + fixed + encode_steps(jail.last_steps(request)))
@@ -123,7 +128,7 @@ class ContainerEngine(JailRung):
         with self._jail(request, decided, group) as jailed:
             plan = self._plan(jailed, decided)
             hello = replace(jail.hello(jailed, facts, self._view), memory=decided.watched)
-        guarantees = (*decided.guarantees, *self._fixed(facts, egress=jailed.egress))
+        guarantees = (*decided.guarantees, *self._fixed(facts, egress=jailed.egress, sudo=bool(request.spec.sudo)))
         released = partial(self._ranges.give_back, jailed.id_range)
         return await launch(plan, hello, guarantees, facts.cgroup, group, released)
 

@@ -8,19 +8,18 @@ import re
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 from ..setup import runsc
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, shell, verbs
-from .agentbin import agent_path
 from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
 from .controls import Controls, decide_for_own_kernel, enforceable, own_kernel_memory
 from .launcher import launch, try_plan
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
 from .minder import Minded, Verbs
 from .plan import encode_steps, frame
-from .rung import JailRung, network_guarantee
+from .rung import JailRung, network_guarantee, privileges
 
 _FIX = "sloplet setup gvisor"
 
@@ -33,10 +32,6 @@ class GvisorEngine(JailRung):
     def __init__(self, *, weaken: Iterable[str] = (), facts: Machine | None = None) -> None:
         super().__init__(weaken=weaken, facts=facts)
         self._probes: dict[runsc.Runsc | None, Probe] = {}
-
-    @cached_property
-    def _agent(self) -> bytes:
-        return agent_path().read_bytes()
 
     def probe(self) -> Probe:
         found = runsc.find()
@@ -86,7 +81,7 @@ class GvisorEngine(JailRung):
         lines = (f"runsc {found.version or '?'}: {found.path}", f"platform {verbs.PLATFORM}")
         return (*lines, f"no network by policy: {self._no_egress}") if self._no_egress else lines
 
-    def _fixed(self, *, egress: bool = False) -> tuple[Guarantee, ...]:
+    def _fixed(self, *, egress: bool = False, sudo: bool = False) -> tuple[Guarantee, ...]:
         """The controls that do not depend on limits."""
         outside = {
             "root": "root inside is an ordinary high id outside",
@@ -101,7 +96,7 @@ class GvisorEngine(JailRung):
             Guarantee(
                 "syscalls", True, "gVisor's kernel answers them; what it asks of the host's is filtered by seccomp"
             ),
-            Guarantee("privileges", True, "no_new_privs; commands have no capabilities, in gVisor either"),
+            Guarantee("privileges", True, privileges(sudo=sudo, where=", in gVisor" if sudo else ", in gVisor either")),
             Guarantee("users", True, f"gVisor's own, in a user namespace: {outside}"),
         )
 
@@ -115,13 +110,14 @@ class GvisorEngine(JailRung):
         return self._decide_for(request.spec, request.id), found
 
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
-        return (*self._decide(request)[0].guarantees, *self._fixed(egress=wants_egress(request.spec)))
+        fixed = self._fixed(egress=wants_egress(request.spec), sudo=bool(request.spec.sudo))
+        return (*self._decide(request)[0].guarantees, *fixed)
 
     def _plan(self, request: jail.JailRequest, decided: Controls, found: runsc.Runsc) -> bytes:
-        program = str(found.path)
+        program, sudo = str(found.path), bool(request.spec.sudo)
         fixed = self._kept(
-            (request.image, program),
-            lambda: shell.fixed_steps(request.image, self.machine, self._view, program, self._agent),
+            (request.image, program, sudo),
+            lambda: shell.fixed_steps(request.image, self.machine, self._view, program, self._agent, sudo=sudo),
         )
         first = encode_steps(shell.first_steps(request, self.machine, decided))
         return frame(first + fixed + encode_steps(shell.last_steps(request, decided)))
@@ -135,7 +131,7 @@ class GvisorEngine(JailRung):
             plan = self._plan(jailed, decided, found)
             hello = shell.hello(jailed, facts, self._view, decided.limits.memory)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guarantees = (*decided.guarantees, *self._fixed(egress=jailed.egress))
+        guarantees = (*decided.guarantees, *self._fixed(egress=jailed.egress, sudo=bool(request.spec.sudo)))
         released = partial(self._ranges.give_back, jailed.id_range)
         try:
             instance = await launch(

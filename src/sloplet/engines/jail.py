@@ -30,6 +30,11 @@ AGENT_UID = 1000
 #: CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, SETPCAP.
 AGENT_CAPS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8
 
+#: What root's commands have of them where it has powers, and two more: FSETID, NET_BIND_SERVICE, SYS_CHROOT.
+POWERS = AGENT_CAPS & ~(1 << 8) | 1 << 4 | 1 << 10 | 1 << 18
+#: Where `sudo` is then, and the way to it.
+SUDO = "run/sloplet/bin/sudo"
+
 #: Controls that tests switch off one at a time, to prove that their probes would notice.
 WEAKENABLE = frozenset({"seccomp", "masks", "landlock", "caps", "cgroup", "nosuid"})
 
@@ -64,17 +69,24 @@ def hostname(spec: SandboxSpec, sandbox_id: str) -> str:
     return (spec.hostname or spec.name or sandbox_id).replace("_", "-").replace(".", "-")[:63]
 
 
+def powers(request: JailRequest, machine: Machine) -> bool:
+    """Whether root inside can do what root does. With one user there is no root."""
+    return bool(request.spec.sudo) and mode(machine) != "single"
+
+
 def hello(request: JailRequest, machine: Machine, view: host.HostView) -> HelloConfig:
     path = _PATH
     if request.image.kind == "host":
         path = ":".join([*host.python_path(view), _PATH])
-    env = (("PATH", path), ("LANG", "C.UTF-8"), *request.spec.env)
+    env = {"PATH": path, "LANG": "C.UTF-8", **dict(request.spec.env)}
+    if request.spec.sudo:
+        env["PATH"] = f"/{SUDO.rpartition('/')[0]}:{env['PATH']}"
     single = mode(machine) == "single"
     return HelloConfig(
-        user=request.spec.user,
-        workdir=request.spec.workdir,
+        user=request.spec.run_user,
+        workdir=request.spec.run_workdir,
         home="/home/agent" if single else None,
-        env=env,
+        env=tuple(env.items()),
         no_users=single,
         egress=request.egress,
     )
@@ -129,6 +141,9 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
     if request.probe:
         flags |= PlanFlag.PROBE
     caps = (1 << 41) - 1 if "caps" in request.weaken else AGENT_CAPS
+    if powers(request, machine):
+        flags |= PlanFlag.POWERS
+        caps |= POWERS
     settings = [
         step(Set.FLAGS, flags),
         *id_maps(machine, request.id_range),
@@ -223,6 +238,12 @@ def image_steps(mounts: Mounts, image: ResolvedImage, view: host.HostView) -> No
         mounts.add(Do.MKDIR, bits, folder)
 
 
+def sudo_steps(mounts: Mounts, program: bytes) -> None:
+    if program:
+        mounts.add(Do.MKDIR, 0o755, SUDO.rpartition("/")[0])
+        mounts.add(Do.FILE, 0o555, SUDO, program)
+
+
 def _proc(mounts: Mounts, machine: Machine, weaken: AbstractSet[str]) -> None:
     mounts.add(Do.FS, INERT, "proc", "", "proc")
     mounts.add(Do.LOOPBACK)
@@ -260,11 +281,14 @@ def fixed_steps(
     view: host.HostView,
     controls: Controls,
     weaken: AbstractSet[str] = frozenset(),
+    sudo: bytes = b"",
 ) -> tuple[Step, ...]:
-    """The long part of a plan, the same for all sandboxes of an image, a machine and a memory limit."""
+    """The long part of a plan, the same for all sandboxes of an image, a machine and a memory limit. ``sudo``: the
+    program of that name, where root has powers."""
     mounts = Mounts(machine, _quiet(weaken))
     mounts.add(Do.STAGE, 0)
     image_steps(mounts, image, view)
+    sudo_steps(mounts, sudo)
     _proc(mounts, machine, weaken)
     _dev(mounts, machine, controls)
     return (*mounts.trees, *mounts.steps)

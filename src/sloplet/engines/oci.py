@@ -18,14 +18,21 @@ _CAPABILITIES = (
 _EGRESS = ("CAP_NET_RAW",)
 
 
-def config(*, open_files: int, shared_memory: int, pids: int, agents_own: int, egress: bool = False) -> dict[str, Any]:
+#: What root's commands have where it has powers, beyond those of them that the agent has anyway.
+_POWERS = ("CAP_FSETID", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT")
+
+
+def config(
+    *, open_files: int, shared_memory: int, pids: int, agents_own: int, egress: bool = False, powers: bool = False
+) -> dict[str, Any]:
     """For config.json of the bundle."""
-    having = [*_CAPABILITIES, *(_EGRESS if egress else ())]
+    having = [*_CAPABILITIES, *(_EGRESS if egress else ()), *(_POWERS if powers else ())]
+    asked = [*(["egress"] if egress else []), *(["powers"] if powers else [])]
     capabilities = dict.fromkeys(("bounding", "effective", "permitted"), having)
     return {
         "ociVersion": "1.0.0",
         "process": {
-            "args": [verbs.AGENT, "guest", str(pids), str(agents_own), *(["egress"] if egress else [])],
+            "args": [verbs.AGENT, "guest", str(pids), str(agents_own), *asked],
             "env": [],
             "cwd": "/",
             "user": {"uid": 0, "gid": 0},

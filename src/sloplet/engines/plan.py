@@ -64,6 +64,7 @@ class PlanFlag(IntFlag):
     PROBE = 4
     DENY_SETGROUPS = 8
     MINDER = 16
+    POWERS = 32
 
 
 class TreeFlag(IntFlag):

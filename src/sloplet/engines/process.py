@@ -94,11 +94,11 @@ class ProcessEngine(Rung):
     def _decide(self, request: StartRequest) -> Controls:
         self._require(request)
         spec = request.spec
-        if spec.user not in ("agent", "1000", "1000:1000"):
+        if spec.run_user not in ("agent", "1000", "1000:1000"):
             raise UnsupportedOperation(
                 f"engine 'process' has one user only, not {spec.user!r}", hint="engine='container' can"
             )
-        if spec.workdir != _DEFAULT_WORKDIR:
+        if spec.run_workdir != _DEFAULT_WORKDIR:
             raise UnsupportedOperation(
                 f"engine 'process' has no filesystem of its own, so workdir={spec.workdir!r} cannot be made",
                 hint="leave workdir out, or use engine='container'",

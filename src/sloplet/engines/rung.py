@@ -15,6 +15,7 @@ from ..errors import ControlUnavailable, EngineUnavailable, UnsupportedOperation
 from ..images import host
 from ..spec import Limits, SandboxSpec
 from . import cgroups, jail, scratch
+from .agentbin import agent_path
 from .base import Guarantee, Probe, ResolvedImage, StartRequest, wants_egress
 from .controls import Controls, Scratch
 from .machine import RANGES, Machine, machine
@@ -102,6 +103,10 @@ class JailRung(Rung):
         self._parts: dict[Hashable, bytes] = {}
         self._no_egress = ""
 
+    @cached_property
+    def _agent(self) -> bytes:
+        return agent_path().read_bytes()
+
     def _kept(self, key: Hashable, steps: Callable[[], Sequence[Step]]) -> bytes:
         """The encoded long part of a plan, kept: working it out costs as much as starting a process."""
         part = self._parts.get(key)
@@ -144,6 +149,13 @@ class JailRung(Rung):
         except BaseException:
             self._ranges.give_back(number)
             raise
+
+
+def privileges(*, sudo: bool, where: str = "") -> str:
+    """How commands are kept from gaining rights."""
+    if sudo:
+        return f"no_new_privs; root's commands have powers over what is the sandbox's own{where}, others none"
+    return f"no_new_privs; commands have no capabilities{where}"
 
 
 def network_guarantee(own: str, *, egress: bool) -> Guarantee:

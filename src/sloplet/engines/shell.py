@@ -51,15 +51,20 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
         *id_maps(machine, request.id_range),
         step(Set.HOSTNAME, "sandbox"),
         *jail.common_settings(request, controls),
-        step(Set.CAPS, _RUNSC_CAPS | (_EGRESS_CAPS if request.egress else 0)),
+        step(
+            Set.CAPS, _RUNSC_CAPS | (_EGRESS_CAPS if request.egress else 0) | (jail.POWERS if request.spec.sudo else 0)
+        ),
     ]
 
 
-def fixed_steps(image: ResolvedImage, machine: Machine, view: host.HostView, program: str, agent: bytes) -> list[Step]:
+def fixed_steps(
+    image: ResolvedImage, machine: Machine, view: host.HostView, program: str, agent: bytes, *, sudo: bool = False
+) -> list[Step]:
     """The long part, the same for all sandboxes of an image: the image, the agent in it, the shell around it."""
     mounts = Mounts(machine, jail.QUIET, OverlayFlag.SHOWN)
     mounts.add(Do.STAGE, 0)
     jail.image_steps(mounts, image, view)
+    jail.sudo_steps(mounts, agent if sudo else b"")
     folder = inside(verbs.AGENT).rpartition("/")[0]
     mounts.add(Do.MKDIR, 0o755, folder)
     mounts.add(Do.FILE, 0o555, inside(verbs.AGENT), agent)
@@ -78,6 +83,7 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
         pids=limits.pids,
         agents_own=PIDS_EXTRA,
         egress=request.egress,
+        powers=bool(request.spec.sudo),
     )
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [

@@ -77,7 +77,7 @@ class Store(SnapshotRows):
         created = _now(created_at)
         expires = None if spec.ttl is None else created + spec.ttl
         info = SandboxInfo(
-            sandbox_id, spec.name, "starting", engine, rung, holder, created, expires, spec.workdir, spec, head=head
+            sandbox_id, spec.name, "starting", engine, rung, holder, created, expires, spec.run_workdir, spec, head=head
         )
         text = json.dumps(spec.to_dict())
         with self._write() as db:
@@ -89,7 +89,7 @@ class Store(SnapshotRows):
                     raise _name_taken(spec.name, *taken)
             if db.execute("SELECT 1 FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone():
                 raise SandboxExists(f"there already is a sandbox with the id {sandbox_id}")
-            workdir = _raw(spec.workdir)
+            workdir = _raw(spec.run_workdir)
             values = (sandbox_id, spec.name, engine, rung, holder, created, expires, workdir, text, owner, head)
             db.execute(_INSERT, values)
         return info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..errors import (
 )
 from ..live import Live
 from ..netspec import NetworkSpec, SecretSpec
-from ..spec import SandboxSpec, check_network_needs
+from ..spec import DEFAULT_USER, DEFAULT_WORKDIR, SandboxSpec, check_network_needs
 from ..state.opened import Opened
 
 
@@ -61,7 +62,7 @@ def can_live(engine: Engine, spec: SandboxSpec) -> None:
 def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> SandboxSpec:
     """What a sandbox of a template runs as. What is fixed in the template cannot be asked for differently."""
     default = SandboxSpec()
-    for what in ("image", "workdir", "user"):
+    for what in ("image", "workdir", "user", "sudo"):
         wanted = getattr(asked, what)
         if wanted not in (getattr(default, what), getattr(base, what)):
             raise SpecError(
@@ -92,6 +93,7 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         engine=template.engine,
         workdir=base.workdir,
         user=base.user,
+        sudo=base.sudo,
         env=tuple(sorted({**dict(base.env), **dict(asked.env)}.items())),
         network=_network(base.network, asked),
         secrets=_secrets(base, asked),
@@ -99,6 +101,24 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
     )
     return check_network_needs(found)
+
+
+def settled(spec: SandboxSpec, image: ResolvedImage, engine: Engine) -> SandboxSpec:
+    """What a sandbox of these settings and that image runs as: where nothing was said, the image's own. An image with a
+    config expects root where it names no user, with the powers that installing software takes."""
+    config = image.config
+    if config is None:
+        return replace(spec, user=spec.run_user, workdir=spec.run_workdir, sudo=bool(spec.sudo))
+    several = engine.probe().capabilities.users
+    user = spec.user or ((config.user or "root") if several else DEFAULT_USER)
+    workdir = posixpath.normpath(posixpath.join("/", config.workdir))
+    return replace(
+        spec,
+        user=user,
+        workdir=spec.workdir or (workdir if workdir != "/" else DEFAULT_WORKDIR),
+        sudo=several if spec.sudo is None else spec.sudo,
+        env=tuple(sorted({**dict(config.env), **dict(spec.env)}.items())),
+    )
 
 
 def _network(base: NetworkSpec, asked: SandboxSpec) -> NetworkSpec:

@@ -24,7 +24,7 @@ from ..errors import (
 from ..live import Live, freeze, thaw
 from ..spec import SandboxSpec
 from ..state.opened import Opened, image_facts
-from .origins import Origin, can_live, image_of, merged, saves
+from .origins import Origin, can_live, image_of, merged, saves, settled
 
 if TYPE_CHECKING:
     from ..engines.base import Engine
@@ -56,7 +56,8 @@ class Saving:
         if spec.template is None:
             engine = registry.choose(spec)
             can_live(engine, spec)
-            yield Origin(engine, await self._runtime.resolve(spec), spec)
+            image = await self._runtime.resolve(spec)
+            yield Origin(engine, image, settled(spec, image, engine))
             return
         template = await self._runtime.find_snapshot(spec.template)
         async with self.saved(template.id) as origin:
