@@ -101,6 +101,35 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # What a sandbox may reach now, where that is not what its spec asked for.
         "ALTER TABLE sandboxes ADD COLUMN network TEXT",
     ),
+    (
+        # Images by the digest of their config; ``chain`` names their tree of files (images/trees.py).
+        """CREATE TABLE images (
+            id TEXT PRIMARY KEY,
+            manifest TEXT NOT NULL,
+            document BLOB NOT NULL,
+            config BLOB NOT NULL,
+            chain TEXT NOT NULL,
+            size INTEGER NOT NULL,
+            created_at REAL NOT NULL,
+            used_at REAL NOT NULL
+        ) WITHOUT ROWID""",
+        """CREATE TABLE image_layers (
+            image TEXT NOT NULL,
+            position INTEGER NOT NULL,
+            blob TEXT NOT NULL,
+            diff TEXT NOT NULL,
+            PRIMARY KEY (image, position)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE image_tags (
+            reference TEXT PRIMARY KEY,
+            image TEXT NOT NULL,
+            tagged_at REAL NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE INDEX image_tag_images ON image_tags (image)",
+        # The tree of files (its folder's name in images/) that a saved state needs to go on.
+        "ALTER TABLE snapshots ADD COLUMN image TEXT",
+        "CREATE INDEX snapshot_images ON snapshots (image) WHERE image IS NOT NULL",
+    ),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,18 @@ class Opened:
 
 def image_facts(image: ResolvedImage) -> dict[str, Any]:
     """What a manifest keeps of the image (``Opened.image``)."""
-    return {"kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept}
+    return {
+        "kind": image.kind, "path": None if image.path is None else str(image.path), "owners": image.owners_kept,
+        "config": None if image.config is None else image.config.to_json().decode(),
+    }  # fmt: skip
+
+
+def tree_of(home: Home, facts: Mapping[str, Any]) -> str | None:
+    """The folder in images/ that an image's files lie in; None if they lie elsewhere."""
+    path = facts.get("path")
+    if path is None or Path(path).name != "rootfs" or Path(path).parent.parent != home.images:
+        return None
+    return Path(path).parent.name
 
 
 def open_snapshot(home: Home, store: Store, snapshot_id: str, format: StateFormat | None) -> Opened:

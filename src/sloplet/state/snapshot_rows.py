@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _SELECT = (
     "SELECT id, name, role, kind, sandbox, sandbox_name, parent, engine, created_at, bytes, spec, note FROM snapshots "
 )
+_INSERT = (
+    "INSERT INTO snapshots (id, name, role, kind, sandbox, sandbox_name, parent, engine, created_at, bytes, spec, "
+    "note, digest, image) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?)"
+)
 #: The one of that name (?1): a template, or a snapshot of the sandbox (?3). The role is ?2.
 _NAMED = "name = ?1 COLLATE NOCASE AND role = ?2 AND (role = 'template' OR (role = 'snapshot' AND sandbox = ?3))"
 _BY_AGE = " ORDER BY created_at, id"
@@ -35,20 +39,21 @@ class SnapshotRows(Connected):
         """Of this database: a state that names another one was not published here."""
         return str(self._read("SELECT id FROM identity", ())[0][0])
 
-    def add_snapshot(self, snapshot: Snapshot, digest: str, *, durable: bool = False) -> None:
+    def add_snapshot(self, snapshot: Snapshot, digest: str, *, image: str | None = None, durable: bool = False) -> None:
         """Publish. SnapshotExists if its name is taken (case does not count); SandboxNotFound if its sandbox was
-        removed meanwhile (a template needs none). ``digest``: sha256 of its manifest."""
+        removed meanwhile (a template needs none). ``digest``: sha256 of its manifest; ``image``: the folder in images/
+        that it needs to go on."""
         values = (
             check_id(snapshot.id), snapshot.name, snapshot.role, snapshot.kind, snapshot.sandbox, snapshot.sandbox_name,
             snapshot.parent, snapshot.engine, snapshot.created_at, snapshot.bytes, json.dumps(snapshot.spec.to_dict()),
-            raw(snapshot.note), digest,
+            raw(snapshot.note), digest, image,
         )  # fmt: skip
         with self._write(durable=durable) as db:
             _check_free(db, snapshot.name, snapshot.role, snapshot.sandbox)
             known = db.execute("SELECT 1 FROM sandboxes WHERE id = ?", (snapshot.sandbox,)).fetchone()
             if not known and snapshot.role != "template":
                 raise SandboxNotFound(f"the sandbox {snapshot.sandbox} was removed while it was being saved")
-            db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?)", values)
+            db.execute(_INSERT, values)
 
     def check_snapshot_free(self, name: str | None, role: str, sandbox_id: str) -> None:
         """SnapshotExists if ``add_snapshot`` would say so now: to ask before the work."""

@@ -26,7 +26,7 @@ from .draft import Draft
 from .home import Home, check_id, new_id
 from .layout import MANIFEST, OBJECT_RE, remove_files
 from .locks import FileLock, snapshot_lock_path
-from .opened import Opened, open_snapshot
+from .opened import Opened, open_snapshot, tree_of
 from .snapshot_rows import not_found
 from .store import Store
 
@@ -121,7 +121,7 @@ class SnapshotStore:
             os.rename(draft.path, self.home.snapshots / draft.id)
             if durable:
                 drafts.sync_folder(self.home.snapshots)
-            self.store.add_snapshot(snapshot, digest, durable=durable)
+            self.store.add_snapshot(snapshot, digest, image=tree_of(self.home, image), durable=durable)
             self._settle(draft, role)
             return snapshot
         except BaseException as error:
