@@ -102,7 +102,7 @@ static void socket_rules(void) {
     emit(JUMP, 1, 0, 0);
     emit(JUMP, 3, 0, 0); /* to inet_rules */
     ret_if(0, RET_ALLOW); /* NETLINK_ROUTE */
-    ret(RET_ERRNO(EPERM));
+    ret(RET_ERRNO(EPROTONOSUPPORT)); /* as a kernel without it: groupadd gives up at any other error of the audit one */
 }
 
 static void build_handlers(void) {
