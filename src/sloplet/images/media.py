@@ -311,7 +311,9 @@ def _rank(found: Platform, wanted: Platform) -> int | None:
 def choose(index: Index, wanted: Platform) -> Descriptor:
     """The entry of an index that is for this platform. Raises ImagePlatform, which names those that there are."""
     usable = [entry for entry in index.manifests if entry.media_type in (*_INDEXES, *_MANIFESTS)]
-    ranked = [(rank, entry) for entry in usable if entry.platform and (rank := _rank(entry.platform, wanted)) is not None]
+    ranked = [
+        (rank, entry) for entry in usable if entry.platform and (rank := _rank(entry.platform, wanted)) is not None
+    ]
     if ranked:
         return min(ranked, key=lambda pair: pair[0])[1]
     silent = [entry for entry in usable if entry.platform is None]

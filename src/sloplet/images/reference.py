@@ -15,7 +15,7 @@ HUB = "docker.io"
 DIGEST_RE = re.compile(r"sha256:[0-9a-f]{64}\Z|sha512:[0-9a-f]{128}\Z")
 _TAG_RE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
 _PART_RE = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
-_HOST_RE = re.compile(
+HOST_RE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*(?::\d{1,5})?\Z"
     r"|\[[0-9A-Fa-f:.]{2,45}\](?::\d{1,5})?\Z"
 )
@@ -65,7 +65,7 @@ def parse(text: str) -> Reference:
         registry = HUB if first in ("index.docker.io", "registry-1.docker.io") else first
     else:
         registry, path = HUB, rest
-    if not _HOST_RE.match(registry):
+    if not HOST_RE.match(registry):
         raise _wrong(text, f"{registry[:80]!r} is no host")
     if registry == HUB and "/" not in path:
         path = f"library/{path}"
