@@ -36,6 +36,8 @@ int agent_fence_fd = -1;
 int agent_work_fd, agent_work_fds;
 int agent_upper_fd = -1, agent_layers = -1;
 struct agent_layer agent_layer[AGENT_LAYERS];
+int agent_volumes;
+char agent_volume[AGENT_VOLUMES][512];
 int (*agent_fence)(int fence_fd);
 bool agent_scratch_in_memory, agent_own_ipc;
 bool agent_powers;

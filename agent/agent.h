@@ -30,6 +30,11 @@ struct agent_layer {
 extern int agent_upper_fd, agent_layers;
 extern struct agent_layer agent_layer[AGENT_LAYERS];
 
+/* Where volumes are mounted (without a leading slash): what is there is no part of the sandbox's own files. */
+#define AGENT_VOLUMES 16
+extern int agent_volumes;
+extern char agent_volume[AGENT_VOLUMES][512];
+
 /* Root's commands have these, over what is the sandbox's own: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID,
  * NET_BIND_SERVICE, SYS_CHROOT. Set by whoever starts the agent, with no NOROOT among the securebits; else none. */
 #define AGENT_POWERS (1u << 0 | 1u << 1 | 1u << 3 | 1u << 4 | 1u << 5 | 1u << 6 | 1u << 7 | 1u << 10 | 1u << 18)

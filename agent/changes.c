@@ -45,7 +45,7 @@ static void visit(struct changes *c, int dir, const char *name)
 
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !changes_name(c, name))
         return; /* gone since */
-    if ((c->layers || c->listing) && !strcmp(changes_path, OWN_FOLDER))
+    if ((c->layers || c->listing) && (!strcmp(changes_path, OWN_FOLDER) || in_volume(changes_path)))
         return;
     if (S_ISDIR(st.st_mode)) {
         if (st.st_dev == c->dev && !(c->listing && untouched(c, &st)))

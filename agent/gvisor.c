@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@ static struct {
     int control;
     pid_t sandbox, verb;
     int verb_starts; /* the verb that runs is to bring the sandbox up */
+    int saved_to;    /* the folder that it writes to, or -1 */
     int ended, status; /* the sandbox's process, once it is gone */
 } minder;
 
@@ -124,7 +126,7 @@ static int obey(void)
     if (!good || !split_words(packet + sizeof starts, (size_t)size - sizeof starts, words)) {
         answer(-EINVAL);
     } else {
-        minder.verb_starts = starts != 0;
+        minder.verb_starts = (starts & MINDER_STARTS) != 0;
         minder.verb = fork();
         if (minder.verb == 0) become_verb(words, fds, count, minder.verb_starts);
         if (minder.verb < 0) {
@@ -132,13 +134,39 @@ static int obey(void)
             answer(-EAGAIN);
         }
     }
-    for (int i = 0; i < count; i++) close(fds[i]);
+    if (minder.verb && good && starts & MINDER_SAVES && count) {
+        minder.saved_to = fds[0];
+        fds[0] = -1;
+    }
+    for (int i = 0; i < count; i++)
+        if (fds[i] >= 0) close(fds[i]);
     return 1;
+}
+
+/* Root inside need not be who the folder belongs to: what was written there goes to that one. */
+static void give_away(int folder)
+{
+    char buffer[2048] __attribute__((aligned(8)));
+    struct stat owner;
+    if (fstat(folder, &owner) < 0 || owner.st_uid == geteuid()) return;
+    for (long size; (size = syscall(SYS_getdents64, folder, buffer, sizeof buffer)) > 0;) {
+        for (long at = 0; at < size;) {
+            struct dirent64_ *entry = (struct dirent64_ *)(void *)(buffer + at);
+            at += entry->reclen;
+            if (!strcmp(entry->name, ".") || !strcmp(entry->name, "..")) continue;
+            if (fchownat(folder, entry->name, owner.st_uid, owner.st_gid, AT_SYMLINK_NOFOLLOW) < 0) { /* the holder sees that */ }
+        }
+    }
 }
 
 static void verb_ended(int status)
 {
     minder.verb = 0;
+    if (minder.saved_to >= 0) {
+        give_away(minder.saved_to);
+        close(minder.saved_to);
+        minder.saved_to = -1;
+    }
     if (minder.verb_starts && status == 0) {
         minder.sandbox = read_pid();
         /* From here on the wire is held by the sandbox alone: its end is the wire's. */
@@ -182,6 +210,7 @@ int minder_main(int control)
     int signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals < 0) return END_AGENT_FAILED;
     minder.control = control;
+    minder.saved_to = -1;
     struct pollfd fds[] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
     for (;;) {
         int timeout = minder.ended ? LAST_WORD_MS : -1;

@@ -153,6 +153,7 @@ static int sandbox(void) {
     if (plan->flags & PLAN_NAMESPACES) {
         enter_namespaces();
         wait_for_maps();
+        if (!(plan->flags & PLAN_HOST_MOUNTS)) callers_trees(&launch); /* with his own rights */
         become_inside(plan);
         die_with_supervisor(); /* a change of uid clears it */
     }
@@ -251,7 +252,9 @@ int launch_main(int argc, char **argv) {
     umask(022);
     plan_load(plan, FD_PLAN);
     close(FD_PLAN);
-    syscall(NR_close_range, plan->flags & PLAN_MINDER ? FD_FIRST_FREE : FD_CONTROL, ~0u, 0);
+    if (!(plan->flags & PLAN_MINDER)) close(FD_CONTROL);
+    syscall(NR_close_range, FD_FIRST_FREE + (unsigned)plan->given, ~0u, 0);
+    for (unsigned i = 0; i < plan->given; i++) fcntl(FD_FIRST_FREE + (int)i, F_SETFD, FD_CLOEXEC);
     for (int i = 0; i < MAX_SLOTS; i++) launch.slot[i] = -1;
     launch.userns = launch.scratch = launch.root = launch.ruleset = launch.fence = launch.shutdown = launch.pidfd = -1;
     int holder = open_holder(plan);

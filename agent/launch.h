@@ -10,7 +10,8 @@
 
 #define PLAN_MAGIC 0x31504C53u /* "SLP1" */
 #define PLAN_MAX (8u << 20)
-#define MAX_SLOTS 64
+#define MAX_SLOTS 96
+#define MAX_GIVEN 64
 #define MAX_CGROUPS 12
 #define MAX_OOM_FILES 2
 #define MAX_RLIMITS 16
@@ -22,6 +23,7 @@ enum { FD_WIRE_IN = 0, FD_WIRE_OUT = 1, FD_STATUS = 2, FD_PLAN = 3, FD_CONTROL =
 enum { FD_VERB = 10 };
 #define MINDER_LOG "/run/log"
 #define MINDER_PID "/run/pid"
+enum { MINDER_STARTS = 1, MINDER_SAVES = 2 /* to the first descriptor, a folder: what it writes is its owner's */ };
 
 /* how the supervisor's exit code reads (docs/launch.md) */
 enum { END_CLEAN = 0, END_START_FAILED = 1, END_AGENT_FAILED = 2, END_STOPPED = 3, END_SIGNAL = 32, END_OOM = 128 };
@@ -54,6 +56,7 @@ enum {
     SET_CPUS = 16,         /* u64 mask of the first 64 cpus */
     SET_DROP_TO = 17,      /* u64 uid, u64 gid: process rung as root: become this on the host */
     SET_CGROUP_WORK = 18,  /* text: the tasks (v2: cgroup.procs) file by which a command joins its group */
+    SET_GIVEN = 19,        /* u64 how many descriptors from FD_FIRST_FREE on are kept until the sandbox has ended */
 
     STEP_TREE = 64,     /* u64 slot, u64 TREE_* bits, u64 attributes, text host path */
     STEP_TMPFS = 65,    /* u64 slot, u64 attributes, text options */
@@ -76,12 +79,16 @@ enum {
     STEP_WRAP = 82,     /* u64 attributes, text path: the root so far goes there, within a new and empty one */
     STEP_EGRESS = 83,   /* what leaves is brought to the agent (net.h); after LOOPBACK */
     STEP_ADDRESSES = 84, /* every address is lo's, for gVisor to copy; after LOOPBACK */
+    STEP_VOLUME = 85,    /* u64 slot, u64 VOLUME_* bits, u64 attributes, u64 number of a given descriptor, text for people, text uid map, text gid map */
+    STEP_PLACE = 86,     /* u64 slot, text path: as MOUNT, of a volume, which is no part of the sandbox's own files */
 };
 
 /* a rootfs that belongs to somebody else may not let us write there */
 #define FILE_IF_ALLOWED 0x80000000u
 
 enum { TREE_RECURSIVE = 1, TREE_IDMAP = 2, TREE_OPTIONAL = 4 };
+
+enum { VOLUME_WHOLE = 1 /* the descriptor is a mount that is nowhere yet, not a folder */ };
 
 enum { ALLOW_AGENT_ONLY = 1 /* not for commands */ };
 
@@ -108,7 +115,7 @@ struct text {
 };
 
 struct plan {
-    uint64_t flags, holder, caps, seccomp, cpus;
+    uint64_t flags, holder, caps, seccomp, cpus, given;
     uint64_t landlock_fs, landlock_net, landlock_scope;
     int has_landlock, has_drop;
     uint32_t uid, gid, drop_uid, drop_gid;
@@ -158,11 +165,17 @@ void fail(const char *step, const char *what, int error, const char *hint) __att
 /* userns.c */
 void write_id_maps(const struct plan *plan, int pid);
 void become_inside(const struct plan *plan);
+int userns_with(const char *uid_map, const char *gid_map); /* a user namespace with nobody in it */
 
 /* trees.c: detached mounts. All return an fd or fail(). */
 int tree_clone(const char *path, uint64_t bits, uint64_t attributes, int userns);
 int filesystem_new(const char *type, const char *options, uint64_t attributes);
 void host_mounts(struct launch *launch);
+
+/* volumes.c */
+void volume_as_root(struct launch *launch, struct reader *args);
+void callers_trees(struct launch *launch); /* TREE and VOLUME steps where the caller is not root */
+void place_volume(struct launch *launch, int *slot, const char *path);
 
 /* steps.c */
 void run_steps(struct launch *launch);

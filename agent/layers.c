@@ -62,6 +62,16 @@ bool layer_open(int number, struct layer *out)
     return out->fd >= 0;
 }
 
+bool in_volume(const char *path)
+{
+    for (int i = 0; i < agent_volumes; i++) {
+        size_t n = strlen(agent_volume[i]);
+        if (!strncmp(path, agent_volume[i], n) && (path[n] == 0 || path[n] == '/'))
+            return true;
+    }
+    return false;
+}
+
 bool is_whiteout(const struct stat *st)
 {
     return S_ISCHR(st->st_mode) && st->st_rdev == 0;

@@ -18,6 +18,8 @@ bool layers_known(void);
 /* The number-th layer: the root before what is mounted in it. False when there are no more, with errno 0, or it cannot be opened. */
 bool layer_open(int number, struct layer *out);
 /* A whiteout of an overlay's upper folder. */
+/* Whether a path (without a leading slash) is a volume's: at or below where one is mounted. */
+bool in_volume(const char *path);
 bool is_whiteout(const struct stat *st);
 
 /* HELLO has laid out all there is: what baseline_take, as soon as there is time but before the first request, remembers once. */

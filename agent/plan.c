@@ -100,6 +100,10 @@ static void setting(struct plan *plan, struct step *step) {
         plan->landlock_scope = arg_u64(args);
         break;
     case SET_CPUS: plan->cpus = arg_u64(args); break;
+    case SET_GIVEN:
+        plan->given = arg_u64(args);
+        if (plan->given > MAX_GIVEN) malformed("too many descriptors");
+        break;
     case SET_DROP_TO:
         plan->has_drop = 1;
         plan->drop_uid = (uint32_t)arg_u64(args);

@@ -61,13 +61,8 @@ static void run(struct launch *launch, struct step *step) {
     struct reader *args = &step->args;
     int host_side = (launch->plan.flags & PLAN_HOST_MOUNTS) != 0;
     switch (step->kind) {
-    case STEP_TREE: {
-        if (host_side) return;
-        int *slot = slot_of(launch, args);
-        uint64_t bits = arg_u64(args), attributes = arg_u64(args);
-        *slot = tree_clone(arg_text(args).bytes, bits, attributes, -1);
-        break;
-    }
+    case STEP_TREE:
+    case STEP_VOLUME: return; /* made before: as root by the supervisor, else as the caller */
     case STEP_EXT4:
         if (!host_side) fail("plan", "ext4 needs root", 0, "");
         return;
@@ -104,6 +99,11 @@ static void run(struct launch *launch, struct step *step) {
             close(*slot);
             *slot = -1;
         }
+        break;
+    }
+    case STEP_PLACE: {
+        int *slot = slot_of(launch, args);
+        place_volume(launch, slot, arg_text(args).bytes);
         break;
     }
     case STEP_FS: {

@@ -146,6 +146,7 @@ void host_mounts(struct launch *launch) {
     const uint8_t *cursor = launch->plan.steps;
     struct step step;
     while (plan_next(&launch->plan, &cursor, &step)) {
+        if (step.kind == STEP_VOLUME) volume_as_root(launch, &step.args);
         if (step.kind != STEP_TREE && step.kind != STEP_EXT4) continue;
         uint64_t slot = arg_u64(&step.args);
         if (slot >= MAX_SLOTS) fail("plan", "no such slot", 0, "");

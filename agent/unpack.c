@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "guest.h"
+#include "layers.h"
 #include "path.h"
 #include "records.h"
 
@@ -116,6 +117,8 @@ static int record(struct unpack *u, const uint8_t *p, size_t n, bool cleared)
 
     if (fields_parse(p, n, known, &f, &why))
         return unpack_protocol(u, why);
+    if (!fields_have(&f, TAG_NAME) && u->left_out)
+        return 0;
     if (!fields_have(&f, TAG_NAME))
         return fields_have(&f, TAG_OFFSET) && fields_have(&f, TAG_BODY) ? unpack_piece(u, &f) : unpack_protocol(u, "a record of nothing");
     if (!path_inside((const char *)f.text[TAG_NAME].p, f.text[TAG_NAME].len))
@@ -128,7 +131,8 @@ static int record(struct unpack *u, const uint8_t *p, size_t n, bool cleared)
     memcpy(path, f.text[TAG_NAME].p, f.text[TAG_NAME].len);
     path[f.text[TAG_NAME].len] = 0;
     strncpy(unpack_wrong, path, sizeof unpack_wrong - 1);
-    return obey(u, &f, path, cleared);
+    u->left_out = in_volume(path);
+    return u->left_out ? 0 : obey(u, &f, path, cleared);
 }
 
 /* Goes on with a removal. 0 or an errno; `removing` is false when it is done. */

@@ -33,7 +33,7 @@ struct unpack {
     struct facts facts;
     int64_t written; /* offset behind the last content */
     struct walk walk; /* what is in the way, while `removing` */
-    bool removing;
+    bool removing, left_out; /* left_out: what came last is a volume's */
     int64_t count, bytes;
     const char *why; /* of EPROTO */
 };

@@ -1,12 +1,16 @@
 /* Who the sandbox's users are outside: the id maps of its user namespace. */
 #define _GNU_SOURCE
 #include "launch.h"
+#include "linuxapi.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -65,4 +69,24 @@ void become_inside(const struct plan *plan) {
     if (!(plan->flags & PLAN_DENY_SETGROUPS) && setgroups(0, NULL) < 0) fail("userns", "setgroups", errno, "");
     if (setresgid(plan->gid, plan->gid, plan->gid) < 0) fail("userns", "setresgid", errno, "");
     if (setresuid(plan->uid, plan->uid, plan->uid) < 0) fail("userns", "setresuid", errno, "");
+}
+
+int userns_with(const char *uid_map, const char *gid_map) {
+    struct clone_args_ args = {.flags = CLONE_NEWUSER, .exit_signal = SIGCHLD};
+    int parent = getpid(), pid = (int)syscall(NR_clone3, &args, sizeof args);
+    if (pid < 0) fail("userns", "clone", errno, "");
+    if (pid == 0) { /* it is there for its namespace alone */
+        prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        while (getppid() == parent) pause();
+        _exit(0);
+    }
+    char path[64];
+    put(pid, "uid_map", uid_map);
+    put(pid, "gid_map", gid_map);
+    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail("userns", path, errno, "");
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+    return fd;
 }

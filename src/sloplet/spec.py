@@ -27,6 +27,7 @@ from .netspec import (
 )
 from .quantities import parse_duration as parse_duration
 from .quantities import parse_size as parse_size
+from .volumespec import VolumeSpec, check_volumes, volumes_from
 
 #: The rungs of the isolation ladder, weakest first.
 RUNGS = ("process", "container", "gvisor", "microvm", "vm")
@@ -158,6 +159,7 @@ class SandboxSpec:
     secrets: tuple[SecretSpec, ...] = ()  #: never their values
     ports: tuple[PortSpec, ...] = ()
     links: tuple[LinkSpec, ...] = ()
+    volumes: tuple[VolumeSpec, ...] = ()
     authority: str = ""  #: the id of its certificate authority; the runtime's, not to be asked for
 
     @staticmethod
@@ -187,6 +189,7 @@ class SandboxSpec:
         secrets: object = None,
         ports: object = None,
         links: object = None,
+        volumes: object = None,
     ) -> SandboxSpec:
         if name is not None:
             check_name(name)
@@ -217,7 +220,10 @@ class SandboxSpec:
             secrets=() if secrets is None else check_secrets(secrets),
             ports=() if ports is None else check_ports(ports),
             links=() if links is None else check_links(links),
+            volumes=() if volumes is None else check_volumes(volumes),
         )
+        if spec.pool and spec.volumes:
+            raise SpecError("pool= and volumes= exclude each other", hint="one that waits would hold the volumes")
         return spec if spec.template else check_network_needs(spec)  # with a template: when it is known
 
     @property
@@ -238,6 +244,7 @@ class SandboxSpec:
         data["secrets"] = [secret.to_dict() for secret in self.secrets]
         data["ports"] = [list(port) for port in self.ports]
         data["links"] = [list(link) for link in self.links]
+        data["volumes"] = [volume.to_dict() for volume in self.volumes]
         return data
 
     @staticmethod
@@ -250,6 +257,7 @@ class SandboxSpec:
         values["secrets"] = tuple(SecretSpec.from_dict(secret) for secret in values.get("secrets", ()))
         values["ports"] = check_ports([tuple(port) for port in values.get("ports", ())])
         values["links"] = check_links(values.get("links", ()))
+        values["volumes"] = volumes_from(values.get("volumes", ()))
         return SandboxSpec(**values, limits=Limits(**limits))
 
 

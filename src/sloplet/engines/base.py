@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Guarantee:
     """One control: is it enforced, at which value, by what. Truthful, for ``box.guarantees()``."""
 
-    #: filesystem, processes, network, ipc, syscalls, privileges, users, cpus, memory, disk, pids, open_files, ttl
+    #: filesystem, processes, network, ipc, syscalls, privileges, users, cpus, memory, disk, pids, open_files, ttl,
+    #: volume (one for each)
     control: str
     enforced: bool
     how: str  #: "cgroup v1 memory", "network namespace without devices", "not enforced: no cgroup is writable here"
@@ -49,6 +50,7 @@ class Capabilities:
     egress: bool = False  #: what leaves can be brought to the agent: network= other than "none"
     no_egress: str = ""  #: why not
     ports: bool = False  #: servers inside can be reached over the wire
+    volumes: bool = False  #: folders of the host and named volumes can be mounted
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,20 @@ class ResolvedImage:
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A volume, opened. Its owner outside is the sandbox's user inside, on every rung."""
+
+    path: str  #: inside
+    fd: int  #: of its folder, the caller's; or, if ``whole``, of a filesystem that is mounted nowhere yet
+    read_only: bool
+    owner: tuple[int, int]  #: uid and gid of the folder
+    label: str  #: what it is, for people
+    #: outside nobody but the caller gets at it: all owners are kept, and modes harm nobody
+    private: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True)
 class StartRequest:
     """All an engine needs. ``place`` is a folder of the sandbox's own that exists and is empty; the caller
     removes it afterwards. Everything that outlives a crash must be findable from ``id`` alone."""
@@ -86,6 +102,8 @@ class StartRequest:
     place: Path
     #: go on from what ``Instance.save`` wrote: a descriptor of that folder, the caller's. None: a fresh start
     restore: int | None = None
+    volumes: tuple[Mount, ...] = ()  #: outer ones first
+    held: tuple[int, ...] = ()  #: descriptors to keep open until every process of the sandbox is gone
 
 
 @dataclass(frozen=True)

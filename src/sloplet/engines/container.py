@@ -7,19 +7,15 @@ from functools import cached_property, partial
 
 from ..errors import UnsupportedOperation
 from ..spec import SandboxSpec
-from . import cgroups, jail
+from . import cgroups, jail, mounting
 from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
 from .controls import Controls, decide, enforceable
 from .launcher import launch, try_plan
 from .machine import Machine
 from .plan import encode_steps, frame
-from .rung import JailRung, network_guarantee, privileges
+from .rung import SUBIDS, JailRung, network_guarantee, privileges
 
 _SINGLE_USERS = frozenset({"agent", "1000", "1000:1000"})
-_SUBIDS = (
-    "install newuidmap (`apt-get install uidmap`) and give this user ids: "
-    "`usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
-)
 
 
 class ContainerEngine(JailRung):
@@ -41,6 +37,7 @@ class ContainerEngine(JailRung):
             egress=not self._no_egress,
             no_egress=self._no_egress,
             ports=True,
+            volumes=True,
         )
         return Probe(self.name, self.rung, not reason, reason, fix, self._details(facts), capabilities)
 
@@ -68,7 +65,7 @@ class ContainerEngine(JailRung):
         kinds = {
             "root": "root: ids inside are a high range of their own outside",
             "range": f"user {facts.user} with subordinate ids",
-            "single": f"user {facts.user} without subordinate ids: one user inside ({_SUBIDS})",
+            "single": f"user {facts.user} without subordinate ids: one user inside ({SUBIDS})",
         }
         group = facts.cgroup
         return (
@@ -101,10 +98,10 @@ class ContainerEngine(JailRung):
         user = request.spec.run_user
         if jail.mode(self.machine) == "single" and user not in _SINGLE_USERS:
             raise UnsupportedOperation(
-                f"user={user!r} is not possible here: there is one user inside, 'agent'", hint=_SUBIDS
+                f"user={user!r} is not possible here: there is one user inside, 'agent'", hint=SUBIDS
             )
         if jail.mode(self.machine) == "single" and request.spec.sudo:
-            raise UnsupportedOperation("sudo is not possible here: there is one user inside", hint=_SUBIDS)
+            raise UnsupportedOperation("sudo is not possible here: there is one user inside", hint=SUBIDS)
         return decide(request.spec, self.machine, request.id, namespaces=True)
 
     def check(self, request: StartRequest) -> tuple[Guarantee, ...]:
@@ -128,9 +125,11 @@ class ContainerEngine(JailRung):
         with self._jail(request, decided, group) as jailed:
             plan = self._plan(jailed, decided)
             hello = replace(jail.hello(jailed, facts, self._view), memory=decided.watched)
-        guarantees = (*decided.guarantees, *self._fixed(facts, egress=jailed.egress, sudo=bool(request.spec.sudo)))
+        fixed = self._fixed(facts, egress=jailed.egress, sudo=bool(request.spec.sudo))
+        guarantees = (*decided.guarantees, *fixed, *mounting.guarantees(request.volumes))
         released = partial(self._ranges.give_back, jailed.id_range)
-        return await launch(plan, hello, guarantees, facts.cgroup, group, released)
+        given = mounting.given(jailed)
+        return await launch(plan, hello, guarantees, facts.cgroup, group, released, given=given)
 
     def state_format(self) -> StateFormat:
         return StateFormat(self.name, "files 1")

@@ -10,16 +10,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from ..errors import UnsupportedOperation
 from ..setup import runsc
 from ..spec import Limits, SandboxSpec
-from . import cgroups, jail, shell, verbs
+from . import cgroups, jail, mounting, shell, verbs
 from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
 from .controls import Controls, decide_for_own_kernel, enforceable, own_kernel_memory
 from .launcher import launch, try_plan
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
 from .minder import Minded, Verbs
 from .plan import encode_steps, frame
-from .rung import JailRung, network_guarantee, privileges
+from .rung import SUBIDS, JailRung, network_guarantee, privileges
 
 _FIX = "sloplet setup gvisor"
 
@@ -55,6 +56,7 @@ class GvisorEngine(JailRung):
             egress=not self._no_egress,
             no_egress=self._no_egress,
             ports=True,
+            volumes=True,
         )
         return Probe(self.name, self.rung, not reason, reason, fix, self._details(found), capabilities)
 
@@ -105,6 +107,12 @@ class GvisorEngine(JailRung):
 
     def _decide(self, request: StartRequest) -> tuple[Controls, runsc.Runsc]:
         self._require(request)
+        mounted = any(volume.mounted for volume in request.spec.volumes)
+        if mounted and jail.mode(self.machine) == "single" and request.spec.run_user not in ("root", "0", "0:0"):
+            raise UnsupportedOperation(
+                "engine 'gvisor' can give volumes to root inside only: this user has no subordinate ids",
+                hint=f"use user='root', engine='container', or {SUBIDS}",
+            )
         found = runsc.find()
         assert found is not None
         return self._decide_for(request.spec, request.id), found
@@ -131,11 +139,20 @@ class GvisorEngine(JailRung):
             plan = self._plan(jailed, decided, found)
             hello = shell.hello(jailed, facts, self._view, decided.limits.memory)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guarantees = (*decided.guarantees, *self._fixed(egress=jailed.egress, sudo=bool(request.spec.sudo)))
+        fixed = self._fixed(egress=jailed.egress, sudo=bool(request.spec.sudo))
+        guarantees = (*decided.guarantees, *fixed, *mounting.guarantees(request.volumes))
         released = partial(self._ranges.give_back, jailed.id_range)
         try:
             instance = await launch(
-                plan, hello, guarantees, hierarchy, group, released, control=theirs.fileno(), kind=Minded
+                plan,
+                hello,
+                guarantees,
+                hierarchy,
+                group,
+                released,
+                control=theirs.fileno(),
+                given=mounting.given(jailed),
+                kind=Minded,
             )
         except BaseException:
             ours.close()

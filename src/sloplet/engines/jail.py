@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from ..images import host
 from ..spec import SandboxSpec
-from .base import HelloConfig, ResolvedImage
+from . import mounting
+from .base import HelloConfig, Mount, ResolvedImage
 from .cgroups import GroupPlan
 from .controls import Controls
 from .machine import FIRST_RANGE, RANGE_SIZE, Machine
@@ -54,6 +55,9 @@ class JailRequest:
     weaken: AbstractSet[str] = frozenset()
     probe: bool = False
     egress: bool = False  #: what leaves is brought to the agent
+    volumes: tuple[Mount, ...] = ()
+    held: tuple[int, ...] = ()  #: descriptors that stay open as long as it runs
+    user: tuple[int, int] = (0, 0)  #: whose ids inside a volume's owner has; root: nobody is anybody else
 
 
 def mode(machine: Machine) -> str:
@@ -92,8 +96,9 @@ def hello(request: JailRequest, machine: Machine, view: host.HostView) -> HelloC
     )
 
 
-def id_maps(machine: Machine, id_range: int) -> list[Step]:
-    """The settings that say who root and the others inside are outside. Root inside is never root outside."""
+def id_maps(machine: Machine, id_range: int, user: tuple[int, int] = (0, 0)) -> list[Step]:
+    """The settings that say who root and the others inside are outside. Root inside is never root outside. ``user``:
+    who inside is the caller himself, where he has subordinate ids."""
     kind = mode(machine)
     if kind == "root":
         text = f"0 {FIRST_RANGE + id_range * RANGE_SIZE} {RANGE_SIZE}\n"
@@ -104,8 +109,8 @@ def id_maps(machine: Machine, id_range: int) -> list[Step]:
         users, groups = machine.subuid, machine.subgid
         most = RANGE_SIZE - 1
         return [
-            step(Set.UID_MAP, f"0 {machine.uid} 1\n1 {users[0]} {min(users[1], most)}\n"),
-            step(Set.GID_MAP, f"0 {machine.gid} 1\n1 {groups[0]} {min(groups[1], most)}\n"),
+            step(Set.UID_MAP, mounting.callers_map(machine.uid, users[0], min(users[1], most), user[0])),
+            step(Set.GID_MAP, mounting.callers_map(machine.gid, groups[0], min(groups[1], most), user[1])),
             step(Set.MAP_HELPERS, machine.newuidmap or "", machine.newgidmap or ""),
             step(Set.IDENTITY, 0, 0),
         ]
@@ -118,7 +123,7 @@ def id_maps(machine: Machine, id_range: int) -> list[Step]:
 
 def common_settings(request: JailRequest, controls: Controls) -> list[Step]:
     """Settings that both rungs share: the holder, cgroups, rlimits."""
-    settings = [step(Set.HOLDER, request.holder)]
+    settings = [step(Set.HOLDER, request.holder), *mounting.settings(request)]
     if "cgroup" not in request.weaken:
         settings += [step(Set.CGROUP_JOIN, path) for path in request.group.join]
         if request.group.into:
@@ -146,7 +151,7 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
         caps |= POWERS
     settings = [
         step(Set.FLAGS, flags),
-        *id_maps(machine, request.id_range),
+        *id_maps(machine, request.id_range, request.user),
         step(Set.HOSTNAME, hostname(request.spec, request.id)),
         *common_settings(request, controls),
         step(Set.CAPS, caps),
@@ -236,6 +241,10 @@ def image_steps(mounts: Mounts, image: ResolvedImage, view: host.HostView) -> No
     mounts.overlay("", str(image.path), guarded=False)
     for folder, bits in (("etc", 0o755), ("proc", 0o755), ("dev", 0o755), ("run", 0o755), ("tmp", 0o1777)):
         mounts.add(Do.MKDIR, bits, folder)
+    for path in image.config.volumes if image.config is not None else ():
+        # Nothing to keep beyond the sandbox: that is what volumes= is for. But there it is, as the image expects.
+        if path.startswith("/") and ".." not in path.split("/") and path.strip("/"):
+            mounts.add(Do.MKDIR, 0o755, inside(path.rstrip("/")))
 
 
 def sudo_steps(mounts: Mounts, program: bytes) -> None:
@@ -295,8 +304,9 @@ def fixed_steps(
 
 
 def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> tuple[Step, ...]:
-    """Settings and the scratch filesystem."""
-    return (*_settings(request, machine, controls), scratch_step(request, controls))
+    """Settings, the scratch filesystem and volumes."""
+    volumes = mounting.tree_steps(request, machine)
+    return (*_settings(request, machine, controls), scratch_step(request, controls), *volumes)
 
 
 def scratch_step(request: JailRequest, controls: Controls) -> Step:
@@ -307,11 +317,12 @@ def scratch_step(request: JailRequest, controls: Controls) -> Step:
 
 
 def last_steps(request: JailRequest) -> tuple[Step, ...]:
-    """The sandbox's own name, its way out, and the pivot."""
+    """The sandbox's own name, its volumes, its way out, and the pivot."""
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(hostname(request.spec, request.id))
     return (
         *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
+        *mounting.place_steps(request.volumes),
         *((step(Do.EGRESS),) if request.egress else ()),
         step(Do.PIVOT),
     )

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +19,7 @@ from .plan import End
 
 _PLAN_FD = 3
 _CONTROL_FD = 4
+_GIVEN_FD = 5
 _STATUS_LIMIT = 16384
 _CLEANUP_SECONDS = 2.0
 _STUCK = 0.05
@@ -41,16 +42,17 @@ def _plan_file(plan: bytes) -> int:
     return fd
 
 
-def _spawn(plan: bytes, control: int = -1) -> _Spawned:
-    """Start the launcher: wire on 0 and 1, its words on 2, the plan on 3, a minder's control socket on 4. A session of
-    its own, so that Ctrl-C in the user's terminal does not reach the sandbox. Raises OSError."""
+def _spawn(plan: bytes, control: int = -1, given: Sequence[int] = ()) -> _Spawned:
+    """Start the launcher: wire on 0 and 1, its words on 2, the plan on 3, a minder's control socket on 4, what it is
+    given beyond that from 5 on. A session of its own, so that Ctrl-C in the user's terminal does not reach the
+    sandbox. Raises OSError."""
     program = agent_program()
     opened: list[int] = []
 
     def keep(fd: int) -> int:
         # Above the numbers that they become: no dup2 may overwrite one that is still to be moved.
-        if fd <= _CONTROL_FD:
-            low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+        if fd < _GIVEN_FD + len(given):
+            low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _GIVEN_FD + len(given))
             os.close(low)
         opened.append(fd)
         return fd
@@ -63,6 +65,7 @@ def _spawn(plan: bytes, control: int = -1) -> _Spawned:
         moves = [(wire_in, 0), (wire_out, 1), (status_out, 2), (plan_fd, _PLAN_FD)]
         if control >= 0:
             moves.append((keep(os.dup(control)), _CONTROL_FD))
+        moves += [(keep(os.dup(fd)), _GIVEN_FD + number) for number, fd in enumerate(given)]
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in moves]
         pid = os.posix_spawn(program, ["sloplet-agent", "launch"], {}, file_actions=actions, setsid=True)
         try:
@@ -291,11 +294,12 @@ async def launch(
     cleaned: Callable[[], None] = lambda: None,
     *,
     control: int = -1,
+    given: Sequence[int] = (),
     kind: type[_J] = Jailed,  # type: ignore[assignment]
 ) -> _J:
     """Make the cgroups, start the launcher and wait until the agent serves. ``released`` is called when it has ended,
     ``cleaned`` by ``cleanup``; both when it fails, which leaves nothing behind. ``control``: the minder's end of its
-    socket, the caller's to close."""
+    socket; ``given``: what the plan speaks of as GIVEN. Both are the caller's to close."""
 
     def give_back() -> None:
         cgroups.remove(group.folders, seconds=_CLEANUP_SECONDS)
@@ -309,7 +313,7 @@ async def launch(
         cleaned()
         raise StartFailed(f"the sandbox's cgroup cannot be made: {error}") from error
     try:
-        spawned = _spawn(plan, control)
+        spawned = _spawn(plan, control, given)
     except OSError as error:  # perhaps after it had begun: then it takes a moment to be gone
         give_back()
         raise StartFailed(

@@ -20,6 +20,7 @@ from .headroom import Headroom
 from .launcher import Jailed, readable
 
 _ANSWER = 8192
+_STARTS, _SAVES = 1, 2  # agent/launch.h
 _WORDS_SHOWN = 600
 _LAST_WORDS = 5.0  # seconds, from the end of gVisor's kernel to that of the sandbox
 _ALMOST_FULL = 1 << 20  # where gVisor itself stumbles, and says other things
@@ -33,12 +34,12 @@ class Verbs:
         end.setblocking(False)
         self._turn = asyncio.Lock()
 
-    async def ask(self, words: Sequence[str], fds: Sequence[int] = (), *, starts: bool = False) -> str:
+    async def ask(self, words: Sequence[str], fds: Sequence[int] = (), how: int = 0) -> str:
         """Run a verb to its end. "" if it worked, else why not, in a sentence. Raises EOFError when there is no
         minder any more."""
         async with self._turn:
             try:
-                message = struct.pack("<I", starts) + b"".join(word.encode() + b"\0" for word in words)
+                message = struct.pack("<I", how) + b"".join(word.encode() + b"\0" for word in words)
                 socket.send_fds(self._end, [message], list(fds))
                 await readable(self._end.fileno())
                 answer = self._end.recv(_ANSWER)
@@ -103,9 +104,9 @@ class Minded(Jailed):
         """Start the sandbox's own kernel and in it the agent, or what was saved. Raises StartFailed."""
         try:
             if restore is None:
-                wrong = await self._verbs.ask(verbs.run_words(egress=self._egress), starts=True)
+                wrong = await self._verbs.ask(verbs.run_words(egress=self._egress), how=_STARTS)
             else:
-                wrong = await self._verbs.ask(verbs.restore_words(egress=self._egress), [restore], starts=True)
+                wrong = await self._verbs.ask(verbs.restore_words(egress=self._egress), [restore], _STARTS)
         except EOFError:
             ended = await self.wait()
             raise StartFailed(f"the sandbox did not start: {ended.reason}") from None
@@ -122,7 +123,7 @@ class Minded(Jailed):
                 os.fchown(folder, self._outside, self._outside)
             await self._headroom.lift()
             try:
-                wrong = await self._verbs.ask(verbs.checkpoint_words(egress=self._egress), [folder])
+                wrong = await self._verbs.ask(verbs.checkpoint_words(egress=self._egress), [folder], _SAVES)
             except EOFError:
                 wrong = "the sandbox has ended"
             finally:

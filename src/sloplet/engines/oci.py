@@ -4,6 +4,7 @@ restored must find the shape that it was saved in."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from . import verbs
@@ -23,7 +24,14 @@ _POWERS = ("CAP_FSETID", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT")
 
 
 def config(
-    *, open_files: int, shared_memory: int, pids: int, agents_own: int, egress: bool = False, powers: bool = False
+    *,
+    open_files: int,
+    shared_memory: int,
+    pids: int,
+    agents_own: int,
+    egress: bool = False,
+    powers: bool = False,
+    volumes: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """For config.json of the bundle."""
     having = [*_CAPABILITIES, *(_EGRESS if egress else ()), *(_POWERS if powers else ())]
@@ -47,6 +55,7 @@ def config(
             _tmpfs("/dev", "mode=755", "nosuid", "noexec"),
             {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["nosuid", "noexec"]},
             _tmpfs("/dev/shm", "mode=1777", f"size={shared_memory}", "nosuid", "nodev"),
+            *volumes,
         ],
         "linux": {"namespaces": [_network(egress), *({"type": name} for name in ("pid", "ipc", "uts", "mount"))]},
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 MAGIC = 0x31504C53
-MAX_SLOTS = 64
+MAX_SLOTS = 96
 FILE_IF_ALLOWED = 0x80000000
 
 
@@ -32,6 +32,7 @@ class Set(IntEnum):
     CPUS = 16
     DROP_TO = 17
     CGROUP_WORK = 18
+    GIVEN = 19
 
 
 class Do(IntEnum):
@@ -56,6 +57,8 @@ class Do(IntEnum):
     WRAP = 82
     EGRESS = 83
     ADDRESSES = 84
+    VOLUME = 85
+    PLACE = 86
 
 
 class PlanFlag(IntFlag):
@@ -71,6 +74,10 @@ class TreeFlag(IntFlag):
     RECURSIVE = 1
     IDMAP = 2
     OPTIONAL = 4
+
+
+class VolumeFlag(IntFlag):
+    WHOLE = 1
 
 
 class AllowFlag(IntFlag):

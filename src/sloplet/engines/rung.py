@@ -14,7 +14,7 @@ from typing import ClassVar
 from ..errors import ControlUnavailable, EngineUnavailable, UnsupportedOperation
 from ..images import host
 from ..spec import Limits, SandboxSpec
-from . import cgroups, jail, scratch
+from . import cgroups, insiders, jail, scratch
 from .agentbin import agent_path
 from .base import Guarantee, Probe, ResolvedImage, StartRequest, wants_egress
 from .controls import Controls, Scratch
@@ -26,6 +26,10 @@ _USERNS_FIX = (
     "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0), or run as root"
 )
 _KEPT_PARTS = 16
+SUBIDS = (
+    "install newuidmap (`apt-get install uidmap`) and give this user ids: "
+    "`usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
+)
 
 
 class IdRanges:
@@ -82,6 +86,11 @@ class Rung(ABC):
             raise UnsupportedOperation(
                 f"engine {self.name!r} cannot use an image of kind {request.image.kind!r}",
                 hint=None if "rootfs" in kinds else "engine='container' can",
+            )
+        if not probe.capabilities.volumes and any(volume.mounted for volume in request.spec.volumes):
+            raise UnsupportedOperation(
+                f"engine {self.name!r} cannot mount volumes: it has no filesystem of its own",
+                hint="engine='container' can; or upload() what is needed",
             )
         if wants_egress(request.spec) and not probe.capabilities.egress:
             why = probe.capabilities.no_egress or "it has no network of its own"
@@ -145,6 +154,9 @@ class JailRung(Rung):
                 id_range=number,
                 weaken=self._weaken,
                 egress=wants_egress(request.spec),
+                volumes=request.volumes,
+                held=request.held,
+                user=insiders.ids_of(request.spec.run_user, request.image) if request.volumes else (0, 0),
             )
         except BaseException:
             self._ranges.give_back(number)

@@ -8,7 +8,7 @@ for its state and one for what the sandbox writes. The shell is all that runsc's
 from __future__ import annotations
 
 from ..images import host
-from . import jail, oci, verbs
+from . import jail, mounting, oci, verbs
 from .base import HelloConfig, ResolvedImage
 from .cgroups import PIDS_EXTRA
 from .controls import Controls
@@ -27,10 +27,10 @@ _RUNSC_CAPS = 0x1FF | 1 << 18 | 1 << 19 | 1 << 21 | 1 << 31
 _EGRESS_CAPS = 1 << 13
 
 
-def id_maps(machine: Machine, id_range: int) -> list[Step]:
+def id_maps(machine: Machine, id_range: int, user: tuple[int, int] = (0, 0)) -> list[Step]:
     """As on the container rung, but runsc wants to be root of its namespace: of one id, too."""
     if jail.mode(machine) != "single":
-        return jail.id_maps(machine, id_range)
+        return jail.id_maps(machine, id_range, user)
     return [
         step(Set.UID_MAP, f"0 {machine.uid} 1\n"),
         step(Set.GID_MAP, f"0 {machine.gid} 1\n"),
@@ -48,7 +48,7 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
         flags |= PlanFlag.PROBE
     return [
         step(Set.FLAGS, flags),
-        *id_maps(machine, request.id_range),
+        *id_maps(machine, request.id_range, request.user),
         step(Set.HOSTNAME, "sandbox"),
         *jail.common_settings(request, controls),
         step(
@@ -84,6 +84,7 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
         agents_own=PIDS_EXTRA,
         egress=request.egress,
         powers=bool(request.spec.sudo),
+        volumes=mounting.oci_mounts(request.volumes),
     )
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
@@ -95,6 +96,7 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
         step(Do.FS, Attr.NOSUID | Attr.NOEXEC, "tmpfs", "mode=755,size=64k,nr_inodes=64", "dev"),
         *devices,
         step(Do.MOUNT, _PROGRAM_SLOT, inside(verbs.PROGRAM)),
+        *mounting.shell_steps(request.volumes),
         step(Do.FILE, 0o644, inside(verbs.BUNDLE) + "/config.json", oci.encode(shell)),
         step(Do.PIVOT),
     ]
@@ -107,12 +109,13 @@ def _egress_steps() -> list[Step]:
 
 
 def first_steps(request: JailRequest, machine: Machine, controls: Controls) -> list[Step]:
-    """Settings, the scratch filesystem and the devices of the shell."""
+    """Settings, the scratch filesystem, the devices of the shell and volumes."""
     devices = [
         step(Do.TREE, _DEVICE_SLOTS + i, TreeFlag(0), Attr.NOSUID | Attr.NOEXEC, "/dev/" + name)
         for i, name in enumerate(jail.DEVICES)
     ]
-    return [*_settings(request, machine, controls), jail.scratch_step(request, controls), *devices]
+    volumes = mounting.tree_steps(request, machine)
+    return [*_settings(request, machine, controls), jail.scratch_step(request, controls), *devices, *volumes]
 
 
 def hello(request: JailRequest, machine: Machine, view: host.HostView, memory: int) -> HelloConfig:
