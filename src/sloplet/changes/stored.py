@@ -34,7 +34,7 @@ class Source(Protocol):
     def pread(self, count: int, position: int, /) -> bytes: ...
 
 
-class _Contents:
+class Contents:
     """Where in a snapshot's file the bytes of each file are: three numbers a piece (offset, position, length)."""
 
     def __init__(self, file: Source, listing: Listing, places: dict[str, array[int]]) -> None:
@@ -61,6 +61,17 @@ class _Contents:
         if at < end:
             yield -1, at, end - at
 
+    def read_now(self, path: str, most: int) -> Iterator[bytes]:
+        """Blocking: for threads."""
+        for position, _, length in self._pieces(path, most):
+            while length > 0:
+                data = _ZEROS[:length] if position < 0 else self._file.pread(min(length, 1 << 18), position)
+                if not data:
+                    raise _damaged("it ends amid a file")
+                position += len(data) if position >= 0 else 0
+                yield data
+                length -= len(data)
+
     async def read(self, path: str, most: int) -> AsyncGenerator[bytes, None]:
         for position, _, length in self._pieces(path, most):
             while length > 0:
@@ -80,10 +91,12 @@ async def read_stored(file: Source, *, complete: bool = True, prefix: str = "/")
 
     ``file`` is at the first record; ``complete`` and ``prefix`` as when the records were made.
     """
-    return await asyncio.to_thread(_scan, file, complete, prefix)
+    listing, contents = await asyncio.to_thread(scan, file, complete, prefix)
+    return OldState(listing, contents.read)
 
 
-def _scan(file: Source, complete: bool, prefix: str) -> OldState:
+def scan(file: Source, complete: bool, prefix: str) -> tuple[Listing, Contents]:
+    """Blocking. SnapshotDamaged."""
     collector = Collector(complete, prefix)
     places: dict[str, array[int]] = {}
     last: str | None = None
@@ -112,7 +125,7 @@ def _scan(file: Source, complete: bool, prefix: str) -> OldState:
         raise _damaged(error.message) from error
     if file.tell() > file.size:
         raise _damaged("it ends amid a file")
-    return OldState(collector.listing, _Contents(file, collector.listing, places).read)
+    return collector.listing, Contents(file, collector.listing, places)
 
 
 def _content(head: bytes, length: int) -> tuple[int, int] | None:
