@@ -32,6 +32,7 @@
 static struct source listener = {.fd = -1};
 
 struct request {
+    uid_t asks;
     char **argv, **env;
     const char *user, *cwd, *path;
     int fd[3];
@@ -59,24 +60,35 @@ static bool read_all(int conn, char *at, size_t n)
     return true;
 }
 
-/* The head, with exactly three descriptors. */
-static bool take_head(int conn, struct sudo_request *head, int fd[3])
+/* The head, with exactly three descriptors, and who sent it: said with the message, since gVisor tells of no peer whose it is.
+ * The kernel lets nobody say another's. */
+static bool take_head(int conn, struct sudo_request *head, struct request *r)
 {
     union {
-        char space[CMSG_SPACE(3 * sizeof(int))];
+        char space[CMSG_SPACE(3 * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
         struct cmsghdr align;
     } control;
     struct iovec part = {head, sizeof *head};
     struct msghdr msg = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    struct cmsghdr *c;
+    bool fds = false, sender = false;
+    struct ucred who;
+    int yes = 1;
 
+    if (setsockopt(conn, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes) < 0)
+        return false;
     if (recvmsg(conn, &msg, MSG_CMSG_CLOEXEC) != sizeof *head || msg.msg_flags & MSG_CTRUNC)
         return false;
-    c = CMSG_FIRSTHDR(&msg);
-    if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(3 * sizeof(int)))
-        return false;
-    memcpy(fd, CMSG_DATA(c), 3 * sizeof(int));
-    return head->magic == SUDO_MAGIC && head->argc >= 1 && head->argc <= SUDO_COUNT && head->envc <= SUDO_COUNT &&
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(3 * sizeof(int))) {
+            memcpy(r->fd, CMSG_DATA(c), 3 * sizeof(int));
+            fds = true;
+        } else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS && c->cmsg_len == CMSG_LEN(sizeof who)) {
+            memcpy(&who, CMSG_DATA(c), sizeof who);
+            r->asks = who.uid;
+            sender = true;
+        }
+    }
+    return fds && sender && head->magic == SUDO_MAGIC && head->argc >= 1 && head->argc <= SUDO_COUNT && head->envc <= SUDO_COUNT &&
            head->bytes >= 2 && head->bytes <= SUDO_WORDS;
 }
 
@@ -95,7 +107,7 @@ static bool take(int conn, struct request *r)
     struct sudo_request head;
     char *text, *at, *end;
 
-    if (!take_head(conn, &head, r->fd) || !(text = malloc(head.bytes)) || !read_all(conn, text, head.bytes))
+    if (!take_head(conn, &head, r) || !(text = malloc(head.bytes)) || !read_all(conn, text, head.bytes))
         return false;
     r->argv = calloc((size_t)head.argc + head.envc + 2, sizeof *r->argv);
     if (!r->argv)
@@ -131,21 +143,17 @@ static bool in_group(const struct user *u, const char *groups, size_t n, const c
 }
 
 /* Root, the sandbox's own user, and whom the image lists among those who may. */
-static bool may_ask(int conn)
+static bool may_ask(uid_t uid)
 {
-    struct ucred peer;
-    socklen_t size = sizeof peer;
     struct user u, own;
     char number[16];
     size_t n = 0;
     char *groups;
     bool may;
 
-    if (getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
-        return false;
-    if (peer.uid == 0 || (!user_resolve("", 0, &own) && own.uid == peer.uid))
+    if (uid == 0 || (!user_resolve("", 0, &own) && own.uid == uid))
         return true;
-    snprintf(number, sizeof number, "%u", (unsigned)peer.uid);
+    snprintf(number, sizeof number, "%u", (unsigned)uid);
     if (user_resolve(number, strlen(number), &u))
         return false;
     groups = read_small("/etc/group", &n);
@@ -251,10 +259,10 @@ static void serve(int conn, pid_t agent)
     prctl(PR_SET_NAME, "sloplet-sudo");
     if (self.error)
         answer(conn, 0, strerror(self.error));
-    else if (!may_ask(conn))
-        answer(conn, 0, "this user may not use sudo: it is for the sandbox's user, and for members of the group sudo or wheel");
     else if (!take(conn, &r))
         answer(conn, 0, "the request makes no sense");
+    else if (!may_ask(r.asks))
+        answer(conn, 0, "this user may not use sudo: it is for the sandbox's user, and for members of the group sudo or wheel");
     else if (user_resolve(r.user, strlen(r.user), &u))
         answer(conn, 0, "there is no such user");
     else

@@ -275,9 +275,10 @@ static bool send_all(int conn, const char *at, size_t n)
 static bool send_request(int conn, struct sudo_request head)
 {
     union {
-        char space[CMSG_SPACE(3 * sizeof(int))];
+        char space[CMSG_SPACE(3 * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
         struct cmsghdr align;
     } control = {.space = {0}};
+    struct ucred who = {getpid(), getuid(), getgid()};
     struct iovec part = {&head, sizeof head};
     struct msghdr msg = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
@@ -287,6 +288,11 @@ static bool send_request(int conn, struct sudo_request head)
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(sizeof fds);
     memcpy(CMSG_DATA(c), fds, sizeof fds);
+    c = CMSG_NXTHDR(&msg, c);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_CREDENTIALS;
+    c->cmsg_len = CMSG_LEN(sizeof who);
+    memcpy(CMSG_DATA(c), &who, sizeof who);
     return sendmsg(conn, &msg, MSG_NOSIGNAL) == sizeof head && send_all(conn, words, used);
 }
 
