@@ -18,6 +18,7 @@ from .spec import SandboxSpec
 from .wire.fields import Fields
 
 if TYPE_CHECKING:
+    from .images.config import ImageConfig
     from .netchange import NetworkChange
     from .netspec import NetworkSpec, SecretSpec
     from .network.asks import Ask
@@ -283,6 +284,9 @@ class Controller(NetworkController, Protocol):
         """End it and remove all it had. Idempotent; also removes a dead one. Returns when it is gone."""
 
     async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]: ...
+
+    async def image_config(self, sandbox_id: str) -> ImageConfig | None:
+        """What its image says of how it wants to be run; None: nothing. Wakes one that sleeps."""
 
     async def stats(self, sandbox_id: str) -> HostStats: ...
 

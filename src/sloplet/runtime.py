@@ -34,6 +34,7 @@ from .wire.fields import Fields
 from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
+    from .images.config import ImageConfig
     from .network.upstream import Upstream
 
 T = TypeVar("T")
@@ -227,6 +228,9 @@ class Runtime(Networked):
         if ttl is None:
             return known
         return (*known, Guarantee("ttl", True, f"timer of its holder ({self.holder})", f"{ttl:g} s"))
+
+    async def image_config(self, sandbox_id: str) -> ImageConfig | None:
+        return (self.held_live(sandbox_id) or await self.timeline.awake(sandbox_id)).image.config
 
     async def stats(self, sandbox_id: str) -> HostStats:
         return self._held(sandbox_id).instance.stats()

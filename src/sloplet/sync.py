@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from .controller import Controller, SandboxInfo
 from .files import AsyncFiles
 from .history import AsyncHistory
+from .imaged import AsyncImaged
 from .network_api import AsyncNetwork, AsyncPorts
 from .portal import portal
 from .process import AsyncProcess
@@ -164,6 +165,19 @@ class SandboxNetwork:
     answer = _call(AsyncNetwork.answer)
 
 
+class Imaged:
+    """What a sandbox does by its image's config. See AsyncImaged."""
+
+    _inner: AsyncSandbox
+
+    image_config = _call(AsyncImaged.image_config)
+    image_command = _call(AsyncImaged.image_command)
+    health = _call(AsyncImaged.health)
+    wait_healthy = _call(AsyncImaged.wait_healthy)
+    stop = _call(AsyncImaged.stop)
+    expose_image_ports = _call(AsyncImaged.expose_image_ports)
+
+
 class Ports:
     """What this machine can reach of a sandbox. See AsyncPorts."""
 
@@ -175,7 +189,7 @@ class Ports:
     unexpose = _call(AsyncPorts.unexpose)
 
 
-class Sandbox(History, Ports):
+class Sandbox(History, Ports, Imaged):
     """A computer of its own for code that nobody has read. See AsyncSandbox, which is the same, awaited."""
 
     _inner: AsyncSandbox

@@ -10,16 +10,17 @@ import pytest
 
 from sloplet.files import AsyncFiles
 from sloplet.history import AsyncHistory
+from sloplet.imaged import AsyncImaged
 from sloplet.network_api import AsyncNetwork, AsyncPorts
 from sloplet.process import AsyncProcess
 from sloplet.sandbox import AsyncSandbox
-from sloplet.sync import Files, History, Ports, Process, Sandbox, SandboxNetwork
+from sloplet.sync import Files, History, Imaged, Ports, Process, Sandbox, SandboxNetwork
 
 pytestmark = pytest.mark.anyone
 
 PAIRS = [
     (Sandbox, AsyncSandbox), (History, AsyncHistory), (Process, AsyncProcess), (Files, AsyncFiles),
-    (SandboxNetwork, AsyncNetwork), (Ports, AsyncPorts),
+    (SandboxNetwork, AsyncNetwork), (Ports, AsyncPorts), (Imaged, AsyncImaged),
 ]  # fmt: skip
 TRANSLATED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 _IGNORED = {"__init__", "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__qualname__"}

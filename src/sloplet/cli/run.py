@@ -50,6 +50,8 @@ io_options = stacked(
     sloplet run --out result.json -c 'echo {} > result.json'
     sloplet run --at-least container --json -- id
     sloplet run -it -- bash
+    sloplet run --image python:3.12-slim
+    sloplet run --image nginx:alpine --publish-image-ports
     sloplet run --template warm -- python3 -c 'import numpy'
     sloplet run --allow @package-indexes -- pip install --user requests
     sloplet run --allow api.github.com --secret GITHUB_TOKEN@api.github.com -- gh api user
@@ -61,6 +63,9 @@ io_options = stacked(
 @io_options
 @click.option("--copy", "copies", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder in, before.")
 @click.option("--out", "outs", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder out, afterwards.")
+@click.option("--entrypoint", is_flag=True, help="Give the command to the image's own entrypoint, as its arguments.")
+@click.option("-P", "--publish-image-ports", "image_ports", is_flag=True,
+              help="Listen on this machine for the ports that the image exposes.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is enforced and how long things took.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
@@ -68,9 +73,12 @@ def run(command: tuple[str, ...], **options: Any) -> int:
     """Run a command in a fresh sandbox that is gone afterwards.
 
     Input, output and the exit code pass through. Words after the options are the command's argument vector, exactly
-    as written; -c TEXT is for shell text.
+    as written; -c TEXT is for shell text. Without a command it is what the image runs by itself.
     """
-    return asyncio.run(run_fresh(command_line(command, options["shell_text"]), options))
+    own = (not command and options["image"] != "host") or options["entrypoint"]
+    if own and options["shell_text"] is None:
+        return asyncio.run(run_fresh(list(command), {**options, "entrypoint": True}))
+    return asyncio.run(run_fresh(command_line(command, options["shell_text"]), {**options, "entrypoint": False}))
 
 
 async def run_fresh(argv: list[str], options: dict[str, Any]) -> int:
@@ -110,6 +118,10 @@ async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], sign
     try:
         await box.start()
         ready = time.monotonic()
+        if options.get("entrypoint"):
+            argv = await box.image_command(argv or None)
+        if options.get("image_ports"):
+            await box.expose_image_ports()
         await tell_ports(box, options)
         if options["copies"]:
             from .copying import copy_in
@@ -139,7 +151,7 @@ async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], sign
 
 async def tell_ports(box: AsyncSandbox, options: dict[str, Any]) -> None:
     """Where a fresh sandbox's servers will be: nobody else can ask for it by name."""
-    for port in await box.ports() if options["ports"] else ():
+    for port in await box.ports() if options["ports"] or options.get("image_ports") else ():
         note(f"port {port.inside} at {port.url}")
 
 

@@ -28,6 +28,7 @@ from .history import KeeperHistory
 from .network import KeeperNetwork
 
 if TYPE_CHECKING:
+    from ..images.config import ImageConfig
     from ..runtime import Runtime
 
 T = TypeVar("T")
@@ -102,6 +103,16 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
         if found is _NOBODY:
             raise await self._why_not(sandbox_id)
         return tuple(Guarantee(**item) for item in found)
+
+    async def image_config(self, sandbox_id: str) -> ImageConfig | None:
+        found = await self._ask("image_config", sandbox=sandbox_id)
+        if found is _NOBODY:
+            raise await self._why_not(sandbox_id)
+        if found is None:
+            return None
+        from ..images.config import parse_config
+
+        return parse_config(found.encode())
 
     async def stats(self, sandbox_id: str) -> HostStats:
         found = await self._ask("stats", sandbox=sandbox_id)

@@ -51,6 +51,7 @@ class Control:
             "list": self._list,
             "kill": self._kill,
             "guarantees": self._guarantees,
+            "image_config": self._image_config,
             "stats": self._stats,
             "status": self._status,
             "leave": self._leave,
@@ -157,6 +158,10 @@ class Control:
 
     async def _guarantees(self, params: Any) -> Any:
         return [item.to_dict() for item in await self._asked(params, self._runtime.guarantees)]
+
+    async def _image_config(self, params: Any) -> Any:
+        config = await self._asked(params, self._runtime.image_config)
+        return None if config is None else config.to_json().decode()
 
     async def _stats(self, params: Any) -> Any:
         return asdict(await self._asked(params, self._runtime.stats))
