@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .netspec import Network, Secret
     from .process import AsyncProcess
     from .results import FileChange, FileInfo, Metrics, ProcessInfo, Progress, Result
+    from .s3.settings import S3
     from .sandbox import AsyncSandbox
     from .sync import Process, Sandbox
 
@@ -40,12 +41,13 @@ _WHERE = {
     "Event": "controller",
     "Network": "netspec",
     "Secret": "netspec",
+    "S3": "s3.settings",
     "Guarantee": "engines.base",
     "SlopletError": "errors",
 }
 
 __all__ = [
-    "AsyncProcess", "AsyncSandbox", "Event", "FileChange", "FileInfo", "Guarantee", "Metrics", "Network",
+    "S3", "AsyncProcess", "AsyncSandbox", "Event", "FileChange", "FileInfo", "Guarantee", "Metrics", "Network",
     "Process", "ProcessInfo", "Progress", "Result", "Sandbox", "SandboxInfo", "Secret", "SlopletError", "__version__",
 ]  # fmt: skip
 

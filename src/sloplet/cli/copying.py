@@ -14,12 +14,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from ..errors import FileMissing, SpecError
+from ..s3.url import S3Url, is_s3
 from .options import split_pair
-from .output import complain, plain, size
+from .output import complain, note, plain, size
 
 if TYPE_CHECKING:
     from ..results import Progress
+    from ..s3.settings import S3
     from ..sandbox import AsyncSandbox
+
+
+_NAMED = 5
 
 
 async def copy_in(box: AsyncSandbox, pair: str) -> None:
@@ -35,7 +40,11 @@ async def copy_out(box: AsyncSandbox, pair: str) -> None:
 
 
 async def into(
-    box: AsyncSandbox, source: str, target: str, on_progress: Callable[[Progress], None] | None = None
+    box: AsyncSandbox,
+    source: str,
+    target: str,
+    on_progress: Callable[[Progress], None] | None = None,
+    s3: S3 | None = None,
 ) -> None:
     if source == "-":
         from .streams import read_chunks
@@ -44,27 +53,37 @@ async def into(
             raise SpecError(f"{target} is a folder, and stdin has no name", hint="name the file to write")
         await box.files.write(target, read_chunks(0))
         return
-    if not os.path.exists(source):
+    if is_s3(source):
+        name, source = s3_name(source)
+    elif not os.path.exists(source):
         raise FileMissing(f"there is no {source!r} on this machine", hint="check the path")
-    name = own_name(source, os.path.abspath(source))
+    else:
+        name = own_name(source, os.path.abspath(source))
     if name and (target.endswith("/") or await _is_folder(box, target)):
         target = posixpath.join(target, name)
-    await box.upload(source, target, on_progress=on_progress)
+    tell_skipped(await box.upload(source, target, on_progress=on_progress, s3=s3))
 
 
 async def out_of(
-    box: AsyncSandbox, source: str, target: str, on_progress: Callable[[Progress], None] | None = None
+    box: AsyncSandbox,
+    source: str,
+    target: str,
+    on_progress: Callable[[Progress], None] | None = None,
+    s3: S3 | None = None,
 ) -> None:
     if target == "-":
         await _to_stdout(box.files.stream(source))
         return
     await box.files.stat(source)
     name = own_name(source, posixpath.normpath(posixpath.join(box.workdir, source)))
-    if name and (target.endswith("/") or os.path.isdir(target)):
+    if is_s3(target):
+        url = S3Url.parse(target)
+        target = str(url.below(name)) if name and url.is_folder else target
+    elif name and (target.endswith("/") or os.path.isdir(target)):
         if not os.path.isdir(target):
             os.makedirs(target, exist_ok=True)
         target = os.path.join(target, name)
-    await box.download(source, target, on_progress=on_progress)
+    tell_skipped(await box.download(source, target, on_progress=on_progress, s3=s3))
 
 
 def own_name(path: str, absolute: str) -> str:
@@ -72,6 +91,22 @@ def own_name(path: str, absolute: str) -> str:
     if path in (".", "./") or path.endswith("/."):
         return ""
     return os.path.basename(absolute.rstrip("/"))
+
+
+def s3_name(source: str) -> tuple[str, str]:
+    """What a URL's object or folder is called at the other end (empty for ``FOLDER/.``), and the URL to read."""
+    if source.endswith("/."):
+        return "", source[:-1]
+    url = S3Url.parse(source)
+    return url.key.rstrip("/").rpartition("/")[2] or url.bucket, source
+
+
+def tell_skipped(progress: Progress) -> None:
+    """Say what was left out: a copy that lacks something is not silent about it."""
+    if names := progress.skipped:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        shown = ", ".join(plain(name, 60) for name in names[:_NAMED])
+        note(f"left out (links, special files, names that cannot be kept): {shown}{more}")
 
 
 async def _is_folder(box: AsyncSandbox, path: str) -> bool:

@@ -54,15 +54,15 @@ class Meter:
         return progress
 
 
-async def in_parallel(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """``work`` on every item, IN_FLIGHT at a time; the first error ends all and is raised as it is."""
+async def in_parallel(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int = IN_FLIGHT) -> None:
+    """``work`` on every item, ``at_once`` at a time; the first error ends all and is raised as it is."""
     source = iter(items)
 
     async def worker() -> None:
         for item in source:
             await work(item)
 
-    tasks = [asyncio.ensure_future(worker()) for _ in range(IN_FLIGHT)]
+    tasks = [asyncio.ensure_future(worker()) for _ in range(at_once)]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -7,12 +7,16 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from .. import fs
 from ..errors import FileError, FileExists, FileIsDirectory, FileMissing, FileNotDirectory
 from ..files import AsyncFiles
 from ..results import FileInfo, Progress
 from .common import DIR, Meter, OnProgress, host_errors, host_path, in_parallel, opened, stays_inside
+
+if TYPE_CHECKING:
+    from ..s3.settings import S3
 
 MAX_DOWNLOAD = 64 * 2**30
 
@@ -24,9 +28,15 @@ async def download(
     on_progress: OnProgress | None = None,
     *,
     max_bytes: int = MAX_DOWNLOAD,
+    s3: S3 | None = None,
 ) -> Progress:
-    """Copy a sandbox's file or directory out. A file goes to ``target``, or into it if that is a directory; of a
-    directory the content goes into ``target``, which is made if missing. More than ``max_bytes`` is an error."""
+    """Copy a sandbox's file or directory out, also to an ``s3://`` URL. A file goes to ``target``, or into it if it is
+    a directory; of a directory the content goes into ``target``, which is made if missing. More than ``max_bytes`` is
+    an error."""
+    if isinstance(target, str) and target.startswith("s3://"):
+        from ..s3.put import put
+
+        return await put(files, source, target, s3, on_progress, max_bytes=max_bytes)
     path = host_path(target)
     info = await files.stat(source)
     if info.is_dir:

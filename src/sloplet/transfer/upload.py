@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .. import fs
 from ..errors import FileError
@@ -15,20 +16,32 @@ from ..files import AsyncFiles
 from ..results import Progress
 from .common import DIR, Meter, OnProgress, host_errors, host_path, in_parallel, opened, stays_inside
 
+if TYPE_CHECKING:
+    from ..s3.settings import S3
+
 _PIECE = 65536
 
 
 async def upload(
-    files: AsyncFiles, source: str | os.PathLike[str], target: str, on_progress: OnProgress | None = None
+    files: AsyncFiles,
+    source: str | os.PathLike[str],
+    target: str,
+    on_progress: OnProgress | None = None,
+    *,
+    s3: S3 | None = None,
 ) -> Progress:
-    """Copy a host's file or directory in. A file goes to ``target``, or into it if that is a directory; of a
-    directory the content goes into ``target``, which is made if missing."""
+    """Copy a host's file or directory in, or what is at an ``s3://`` URL. A file goes to ``target``, or into it if that
+    is a directory; of a directory the content goes into ``target``, which is made if missing."""
+    if isinstance(source, str) and source.startswith("s3://"):
+        from ..s3.get import get
+
+        return await get(files, source, target, s3, on_progress)
     path = host_path(source)
     with host_errors(path), opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         info = os.fstat(fd)
         if stat.S_ISREG(info.st_mode):
             meter = Meter(on_progress, 1, info.st_size)
-            where = await _inside(files, target, os.path.basename(os.path.realpath(path)))
+            where = await inside(files, target, os.path.basename(os.path.realpath(path)))
             await files.write(where, _read(fd, path, meter), mode=stat.S_IMODE(info.st_mode) & 0o777)
             return meter.done(path, last=True)
         if not stat.S_ISDIR(info.st_mode):
@@ -124,7 +137,7 @@ async def _upload_tree(files: AsyncFiles, root: int, target: str, on_progress: O
     return meter.done(base, last=True, count=False)
 
 
-async def _inside(files: AsyncFiles, target: str, name: str) -> str:
+async def inside(files: AsyncFiles, target: str, name: str) -> str:
     """``target``, or ``target/name`` if that is a directory."""
     try:
         if target.endswith("/") or (await files.stat(target)).is_dir:
