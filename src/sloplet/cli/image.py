@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from .options import Verb
+
 #: verb -> (module, what the help says)
 IMAGE_VERBS = {
     "pull": ("image_pull", "Bring an image here from a registry."),
@@ -21,7 +23,7 @@ IMAGE_VERBS = {
 }
 
 
-class _Verbs(click.Group):
+class _Verbs(Verb, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(IMAGE_VERBS)
 
@@ -33,11 +35,33 @@ class _Verbs(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], list(IMAGE_VERBS), n=1, cutoff=0.5)
+            hint = f"did you mean `sloplet image {near[0]}`?" if near else f"one of {', '.join(IMAGE_VERBS)}"
+            raise click.UsageError(f"there is no verb {args[0][:80]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in IMAGE_VERBS.items()])
 
 
-@click.group("image", cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "image",
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples="""
+    sloplet image pull python:3.12-slim
+    sloplet image build -t app .
+    sloplet image ls
+    sloplet image prune --older-than 7d
+    sloplet run --image app
+    """,
+)
 def image() -> None:
     """Images: what sandboxes are made of."""
