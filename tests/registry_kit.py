@@ -1,4 +1,4 @@
-"""Real registries on loopback (Debian's docker-registry) and real tools (skopeo, umoci, buildah) for tests of images."""
+"""Real registries on loopback (Debian's docker-registry) and real tools (skopeo, umoci) for tests of images."""
 
 from __future__ import annotations
 

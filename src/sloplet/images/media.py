@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ImageInvalid, ImagePlatform, SpecError
+from .config import ImageConfig
 from .reference import DIGEST_RE
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -334,4 +335,14 @@ def check_platform(found: Platform, wanted: Platform) -> None:
         raise ImagePlatform(
             f"the image is made for {found}, not for {wanted}",
             hint=f"--platform {found} brings it here; it runs only on such a machine",
+        )
+
+
+def check_fit(manifest: Manifest, config: ImageConfig, wanted: Platform) -> None:
+    """ImageInvalid unless config and manifest speak of the same layers; ImagePlatform unless it is for ``wanted``."""
+    check_platform(Platform(config.os, config.architecture, config.variant), wanted)
+    if len(config.diff_ids) != len(manifest.layers):
+        raise ImageInvalid(
+            f"the image's manifest has {len(manifest.layers)} layers, its config {len(config.diff_ids)}: "
+            "they do not belong together"
         )

@@ -15,14 +15,14 @@ from ..errors import ImageError, ImageInvalid, ImageNotFound, RegistryError, Sta
 from . import credentials as own
 from . import registries as configured
 from .blobs import BlobStore, BlobWriter
-from .config import MAX_CONFIG, ImageConfig, parse_config
+from .config import MAX_CONFIG, parse_config
 from .media import (
     MAX_DEPTH,
     MAX_MANIFEST,
     Descriptor,
     Manifest,
     Platform,
-    check_platform,
+    check_fit,
     choose,
     digest_of,
     host_platform,
@@ -199,14 +199,3 @@ async def gather(*work: Coroutine[Any, Any, None]) -> None:
         for one in tasks:
             one.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def check_fit(manifest: Manifest, config: ImageConfig, wanted: Platform | None) -> None:
-    """ImageInvalid unless config and manifest speak of the same layers; ImagePlatform unless it is for ``wanted``."""
-    if wanted is not None:
-        check_platform(Platform(config.os, config.architecture, config.variant), wanted)
-    if len(config.diff_ids) != len(manifest.layers):
-        raise ImageInvalid(
-            f"the image's manifest has {len(manifest.layers)} layers, its config {len(config.diff_ids)}: they do not "
-            "belong together"
-        )

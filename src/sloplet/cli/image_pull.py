@@ -1,0 +1,71 @@
+"""``sloplet image pull``: an image from a registry."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from .imagebars import Bars
+from .options import Verb, json_option, stacked
+from .output import print_json, size
+from .working import finish
+
+if TYPE_CHECKING:
+    from ..images.store import StoredImage
+
+platform_option = click.option("--platform", metavar="OS/ARCH", help="For another kind of machine: linux/arm64.")
+registry_options = stacked(
+    click.option("--insecure", is_flag=True, help="Plain HTTP, to a registry on this machine."),
+    click.option("-q", "--quiet", is_flag=True, help="No progress; print the id alone."),
+    json_option,
+)
+
+
+@click.command(
+    "pull",
+    cls=Verb,
+    examples="sloplet image pull python:3.12-slim\nsloplet image pull ghcr.io/owner/app@sha256:...\n"
+    "sloplet image pull localhost:5000/app --insecure --json",
+)
+@click.argument("reference", metavar="IMAGE")
+@platform_option
+@registry_options
+def command(reference: str, platform: str | None, insecure: bool, quiet: bool, as_json: bool) -> None:
+    """Bring an image here from a registry, or what is missing of it.
+
+    With your own credentials, as docker login or podman login left them. What is interrupted goes on where it was.
+    """
+    from ..images.reference import parse
+
+    wanted = parse(reference)
+    began = time.monotonic()
+    image = finish(_pull(reference, platform, insecure, quiet or as_json), _look)
+    seconds = time.monotonic() - began
+    if as_json:
+        print_json({**image.to_dict(), "reference": str(wanted), "seconds": round(seconds, 3)})
+    elif quiet:
+        click.echo(image.id)
+    else:
+        click.echo(
+            f"{wanted.familiar}: {image.short}, {len(image.layers)} layers, {size(image.size)} in {seconds:.1f} s"
+        )
+
+
+async def _pull(reference: str, platform: str | None, insecure: bool, quiet: bool) -> StoredImage:
+    from ..images.pull import pull
+    from ..images.reference import parse
+    from ..images.store import ImageStore
+    from ..state.home import Home
+
+    store = ImageStore(Home())
+    try:
+        with Bars(quiet=quiet) as bars:
+            return await pull(parse(reference), store, platform=platform, insecure=insecure, progress=bars)
+    finally:
+        store.close()
+
+
+async def _look() -> str:
+    return "What has come is kept: the same command goes on from there"

@@ -1,0 +1,58 @@
+"""``sloplet image push``: an image to a registry."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from .image_pull import registry_options
+from .imagebars import Bars
+from .options import Verb
+from .output import print_json
+from .working import finish
+
+
+@click.command(
+    "push",
+    cls=Verb,
+    examples="sloplet image push ghcr.io/owner/app:1.2\nsloplet image push app localhost:5000/app:1.2 --insecure",
+)
+@click.argument("image", metavar="IMAGE")
+@click.argument("reference", metavar="[REFERENCE]", required=False)
+@registry_options
+def command(image: str, reference: str | None, insecure: bool, quiet: bool, as_json: bool) -> None:
+    """Send an image to a registry, under its own name or as REFERENCE, and print the digest that it has there.
+
+    Byte for byte as it is here; what the registry has already is not sent again.
+    """
+    from ..images.reference import parse
+
+    target = parse(reference or image)
+    began = time.monotonic()
+    digest = finish(_push(image, str(target), insecure, quiet or as_json), _look)
+    seconds = time.monotonic() - began
+    if as_json:
+        print_json({"reference": str(target), "digest": digest, "seconds": round(seconds, 3)})
+    elif quiet:
+        click.echo(digest)
+    else:
+        click.echo(f"{target.familiar}: {digest} in {seconds:.1f} s")
+
+
+async def _push(image: str, reference: str, insecure: bool, quiet: bool) -> str:
+    from ..images.push import push
+    from ..images.reference import parse
+    from ..images.store import ImageStore
+    from ..state.home import Home
+
+    store = ImageStore(Home())
+    try:
+        with Bars(quiet=quiet) as bars:
+            return await push(store.find(image), parse(reference), store, insecure=insecure, progress=bars)
+    finally:
+        store.close()
+
+
+async def _look() -> str:
+    return "The image is not there yet; what was sent need not be sent again"
