@@ -34,6 +34,7 @@ from .state.home import Home, remove_log
 from .state.locks import Owner
 from .state.snapshots import SnapshotStore
 from .state.store import Store
+from .volumed import open_for
 from .wire.fields import Fields
 from .wire.mux import HostMux, HostStream
 from .wire.schema import Op, Tag
@@ -175,16 +176,26 @@ class Holder:
         if place != info.id or spec.name != info.name:  # its host name is its own, wherever it comes from
             spec = replace(spec, name=info.name, hostname=spec.hostname or info.name or info.id)
         request = StartRequest(place, spec, origin.image, self.home.place(owner, place), origin.restore)
-        instance = await origin.engine.start(request)
+        volumes = await open_for(self, info, spec, alone=alone)
+        try:
+            if volumes is not None:
+                request = replace(request, volumes=volumes.mounts, held=volumes.held)
+            instance = await origin.engine.start(request)
+        except BaseException:
+            if volumes is not None:
+                volumes.close()
+            raise
         mux: HostMux | None = None
         try:
+            if volumes is not None:
+                volumes.started()
             mux = HostMux(instance.read_fd, instance.write_fd)
             mux.set_accept(egress.accept if egress is not None else None)
             mux.hello(hello_fields(instance, info.id, environment(egress, single_user=instance.hello.no_users)))
             check_served(egress, await first_answer(instance, mux, _START_TIMEOUT))
             info = replace(info, state="running", workdir=instance.hello.workdir)
             live = Live(info, owner, origin.engine, instance, mux, origin.spec, origin.image, place)
-            live.egress = egress
+            live.egress, live.volumes = egress, volumes
             live.used = asyncio.get_running_loop().time()
             await origin.lay_out(live)
             await furnish(live, _START_TIMEOUT, again=again)
@@ -194,6 +205,8 @@ class Holder:
             instance.kill()
             close_fds(instance)
             await asyncio.shield(wait_and_clean(instance))
+            if volumes is not None:
+                volumes.close()
             raise
         return live
 
@@ -302,6 +315,8 @@ class Holder:
         live.mux.fail(live.farewell)
         close_fds(live.instance)
         live.instance.cleanup()
+        if live.volumes is not None:
+            live.volumes.close()
         await self.on_state(lambda: self.home.remove_place(live.owner, live.place))
 
     async def put_away(self, live: Live, farewell: SlopletError, *, after: Live | None = None) -> None:

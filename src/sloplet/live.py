@@ -20,6 +20,7 @@ from .wire.streams import HostStream
 
 if TYPE_CHECKING:
     from .network.egress import Egress
+    from .volumes.opening import Opened
 
 T = TypeVar("T")
 _RING = 262144
@@ -40,6 +41,7 @@ class Live:
     image: ResolvedImage
     place: str  #: the id that its engine and its folder know it by: another than its own after a rollback
     egress: Egress | None = None  #: what serves its connections; None: it has no network
+    volumes: Opened | None = None  #: what it has of volumes
     ending: bool = False
     farewell: SlopletError | None = None  #: what whoever still waits on it is told; None: that it is dead
     gate: asyncio.Event | None = None  #: while it stands still, nothing is asked of it: wait for this and look again

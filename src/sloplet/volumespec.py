@@ -37,7 +37,12 @@ class VolumeSpec:
 
     @property
     def named(self) -> bool:
-        return not self.source.startswith("/")
+        return bool(self.source) and not self.source.startswith("/")
+
+    @property
+    def absent(self) -> bool:
+        """It was left behind when the sandbox was brought here: an empty folder stands for it."""
+        return not self.source
 
     @property
     def mounted(self) -> bool:

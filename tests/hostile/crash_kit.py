@@ -48,8 +48,8 @@ TYPED = 71  #: a library program ended by an error of Sloplet's own
 _SETTLE = 10.0
 _MARK = "zz"
 _KEPT = {
-    ".", "state.db", "state.db-wal", "state.db-shm", "sandboxes", "snapshots", "network", "images", "cache", "run",
-    "run/owners", "run/keeper.sock", "run/keeper.log", "run/keeper.lock", "run/keeper.start",
+    ".", "state.db", "state.db-wal", "state.db-shm", "sandboxes", "snapshots", "network", "images", "cache", "volumes",
+    "run", "run/owners", "run/keeper.sock", "run/keeper.log", "run/keeper.lock", "run/keeper.start",
 }  # fmt: skip
 
 

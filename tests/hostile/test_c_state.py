@@ -281,7 +281,7 @@ def test_full_disk(tmp_path: Path, first: bool) -> None:
         ballast.unlink()
         assert listed(home) == ({} if first else {"dev": "dead"})
         assert cli(home, "run", "--engine", "fake", "--", "true")[0] == 0
-        allowed = ("state.db", "run", "sandboxes", "snapshots", "network", "images", "cache")
+        allowed = ("state.db", "run", "sandboxes", "snapshots", "network", "images", "volumes", "cache")
         assert not [name for name in set(files_of(home)) - before if not name.startswith(allowed)]
         assert not [name for name in files_of(home) if name.startswith("sandboxes/")]
 

@@ -56,12 +56,13 @@ def make(
 def left(home: Home) -> dict[str, list[str]]:
     """Everything that is not there in a fresh home."""
     folders = {"sandboxes": home.sandboxes, "owners": home.owners, "images": home.images, "run": home.run}
-    folders["snapshots"], folders["network"] = home.snapshots, home.network
+    folders["snapshots"], folders["network"], folders["volumes"] = home.snapshots, home.network, home.volumes
     found = {name: sorted(os.listdir(folder)) for name, folder in folders.items()}
     found["run"].remove("owners")
     found["home"] = sorted(
         set(os.listdir(home.path))
-        - {"sandboxes", "images", "cache", "snapshots", "network", "run", "state.db", "state.db-wal", "state.db-shm"}
+        - {"sandboxes", "images", "cache", "snapshots", "network", "volumes", "run"}
+        - {"state.db", "state.db-wal", "state.db-shm"}
     )
     return {name: names for name, names in found.items() if names}
 

@@ -8,6 +8,7 @@
     snapshots/ID        saved states (snapshots.py)
     network/ID.jsonl    what was decided about a named sandbox's connections (network/log.py)
     ca/master.key       what the certificate authorities of sandboxes are derived from (network/authority.py)
+    volumes/NAME        named volumes (volumes/records.py)
     cache/              what may be deleted at any time
     run/                locks and sockets of running processes
 
@@ -29,7 +30,7 @@ from ..fs import remove_tree
 #: Ids are made by ``new_id``; everything that becomes part of a path is checked against this.
 ID_RE = re.compile(r"[a-z0-9][a-z0-9-]{3,39}\Z")
 _ID_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 of them
-_FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners", "snapshots", "network")
+_FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners", "snapshots", "network", "volumes")
 _SUN_PATH_MAX = 107  # sockaddr_un.sun_path is 108 bytes with its NUL
 
 
@@ -74,6 +75,7 @@ class Home:
         self.cache = self.path / "cache"
         self.snapshots = self.path / "snapshots"
         self.network = self.path / "network"
+        self.volumes = self.path / "volumes"
         self.run = self.path / "run"
         self.owners = self.run / "owners"
         self._opened = False
@@ -92,11 +94,13 @@ class Home:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.path.mkdir(0o700, exist_ok=True)
                 check_folder(self.path)
-            if not (self.network.is_dir() and self.snapshots.is_dir()):  # missing in a home of an older version
+            needed = (self.network, self.snapshots, self.volumes)  # missing in a home of an older version
+            if not all(folder.is_dir() for folder in needed):
                 for name in _FOLDERS:
                     (self.path / name).mkdir(0o700, exist_ok=True)
-            if self.snapshots.stat().st_mode & 0o077:  # a home that was copied: the memory of sandboxes lies there
-                self.snapshots.chmod(0o700)
+            for folder in (self.snapshots, self.volumes):
+                if folder.stat().st_mode & 0o077:  # a home that was copied: what sandboxes have kept lies there
+                    folder.chmod(0o700)
         except OSError as error:
             raise unwritable(self.path, error) from error
         self._opened = True

@@ -83,6 +83,10 @@ class FileLock:
         """Whether this process holds it (a forked child does not)."""
         return self._fd >= 0 and self._pid == os.getpid()
 
+    def fileno(self) -> int:
+        """Its descriptor: whoever has a copy of it keeps the lock alive."""
+        return self._fd
+
     def sign(self) -> None:
         """Note in the file who holds it: see ``take_from_dead``."""
         with suppress(OSError):
