@@ -48,9 +48,12 @@ def command(reference: str, platform: str | None, insecure: bool, quiet: bool, a
     elif quiet:
         click.echo(image.id)
     else:
-        click.echo(
-            f"{wanted.familiar}: {image.short}, {len(image.layers)} layers, {size(image.size)} in {seconds:.1f} s"
-        )
+        click.echo(f"{wanted.familiar}: {summary(image)} in {seconds:.1f} s")
+
+
+def summary(image: StoredImage) -> str:
+    count = len(image.layers)
+    return f"{image.short}, {count} layer{'s' * (count != 1)}, {size(image.size)}"
 
 
 async def _pull(reference: str, platform: str | None, insecure: bool, quiet: bool) -> StoredImage:

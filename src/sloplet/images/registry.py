@@ -8,6 +8,7 @@ says decides how much is read or for how long.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import ssl
 import time
@@ -307,9 +308,14 @@ class BlobMissing(RegistryError):
     """The registry has a manifest and not what it names: deleted meanwhile, or never there."""
 
 
-def _context(endpoint: Endpoint) -> ssl.SSLContext | bool:
-    if endpoint.plain:
-        return True  # not used
+@functools.cache
+def _system_context() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reading all of the system's authorities takes a while
+
+
+def _context(endpoint: Endpoint) -> ssl.SSLContext:
+    if not endpoint.ca:
+        return _system_context()
     context = ssl.create_default_context()
     for path in endpoint.ca:
         try:
