@@ -35,7 +35,7 @@ class Spool:
     def __init__(self, home: Home) -> None:
         home.open()
         try:
-            self._file = tempfile.TemporaryFile(dir=home.cache, buffering=0)
+            self._file = tempfile.TemporaryFile(dir=home.cache, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise unwritable(home.cache, error) from error
         self._fd = self._file.fileno()

@@ -84,6 +84,11 @@ class Folder:
         size = info.st_size if kind == "file" else 0
         return Found(path, kind, stat.S_IMODE(info.st_mode), *owner, size, link)
 
+    def names(self, path: str) -> list[str]:
+        """What is in a folder; nothing if it is none."""
+        found = self.lstat(path)
+        return self._names(path.strip("/")) if found is not None and found.kind == "folder" else []
+
     def _names(self, path: str) -> list[str]:
         try:
             fd = open_in(self._root, _raw(path) or b".", FOLDER)
@@ -170,7 +175,7 @@ class Folder:
 
         def pieces() -> Iterator[bytes]:
             seen, left = hashlib.sha256(), found.size
-            fd = self._open(found.path)
+            fd = self.open(found.path)
             try:
                 while left > 0 and (piece := os.read(fd, min(left, _PIECE))):
                     seen.update(piece)
@@ -196,7 +201,8 @@ class Folder:
             return None
         return b"".join(self.data(found)())
 
-    def _open(self, path: str) -> int:
+    def open(self, path: str) -> int:
+        """A descriptor of a plain file, the caller's to close."""
         try:
             fd = open_in(self._root, _raw(path), FILE)
         except OSError as error:

@@ -123,6 +123,20 @@ class Placing:
                 places[found.path] = path
             self._one(picked.item(found), path)
 
+    def merge(self, items: list[Item], real: str) -> None:
+        """An archive's entries, unpacked into a folder: links of the tree above them are followed, as tar does."""
+        for item in items:
+            above, _, name = item.path.rpartition("/")
+            path = f"{self.folder(f'{real}/{above}')}/{name}".lstrip("/")
+            there = self.lstat(path)
+            if item.kind == "folder" and there is not None and there.kind == "symlink":
+                led = self.lstat(resolve(self.lstat, path))
+                if led is not None and led.kind == "folder":
+                    continue
+            if item.kind == "hardlink":
+                item = replace(item, link=resolve(self.lstat, f"{real}/{item.link}"))
+            self._one(item, path)
+
     def _one(self, item: Item, path: str) -> None:
         if not path:
             return

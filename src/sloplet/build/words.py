@@ -208,6 +208,10 @@ def _trimmed(value: str, sign: str, pattern: str) -> str:
 
 def _replaced(value: str, rest: str) -> str:
     every = rest.startswith("/")
-    pattern, _, new = (rest[1:] if every else rest).partition("/")
+    match = re.match(r"((?:[^/\\]|\\.)*)(?:/(.*))?\Z", rest[1:] if every else rest, re.DOTALL)
+    pattern, new = (match[1], match[2] or "") if match else ("", "")
+    pattern = re.sub(r"\\(.)", r"[\1]", pattern)
+    if not pattern:
+        return value
     expression = translate(pattern).removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z")
     return re.sub(expression, lambda _: new, value, count=0 if every else 1, flags=re.DOTALL)

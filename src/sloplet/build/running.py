@@ -1,0 +1,161 @@
+"""RUN: one command in a fresh sandbox of the image so far, and what it changed."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..controller import Controller
+from ..errors import BuildFailed, CommandError
+from ..netspec import Network, NetworkSpec
+from ..results import Result
+from ..sandbox import AsyncSandbox
+from ..state.home import Home
+from .commit import Spool, items_of, read_changes, take_changes
+from .ground import Tree
+from .layertar import Item
+from .mounts import Mounted
+from .scope import RunWork
+
+_SCRIPT = "/.sloplet-build-script"
+_KEPT_LINES = 40
+_MAX_LINE = 4096
+
+#: Takes a line of output.
+OnLine = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What all steps of a build run under."""
+
+    network: Any = "none"
+    limits: Mapping[str, Any] = field(default_factory=dict)  #: cpus, memory, disk, pids, open_files
+    engine: str = "auto"
+    allow_weaker: bool = False
+
+
+class Lines:
+    """Output in pieces, as whole lines; the last ones are kept."""
+
+    def __init__(self, tell: OnLine) -> None:
+        self._tell = tell
+        self._decoders = {
+            1: codecs.getincrementaldecoder("utf-8")("replace"),
+            2: codecs.getincrementaldecoder("utf-8")("replace"),
+        }
+        self._rest = {1: "", 2: ""}
+        self.last: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def take(self, channel: int, data: bytes) -> None:
+        text = self._rest[channel] + self._decoders[channel].decode(data)
+        *lines, rest = text.split("\n")
+        for line in lines:
+            self._line(line)
+        while len(rest) > _MAX_LINE:
+            self._line(rest[:_MAX_LINE])
+            rest = rest[_MAX_LINE:]
+        self._rest[channel] = rest
+
+    def finish(self) -> None:
+        for channel, rest in self._rest.items():
+            self._rest[channel] = ""
+            if rest:
+                self._line(rest)
+
+    def _line(self, line: str) -> None:
+        line = line.removesuffix("\r").rpartition("\r")[2]  # of a progress bar what it shows in the end
+        self.last.append(line)
+        self._tell(line)
+
+
+async def run(
+    work: RunWork, tree: Tree, settings: RunSettings, controller: Controller, home: Home, spool: Spool,
+    mounted: Mounted, tell: OnLine,
+) -> list[Item]:  # fmt: skip
+    """Run it, return the entries of the layer that it made. BuildFailed, and errors of the sandbox itself."""
+    network: Any = settings.network if work.network in (None, "default") else work.network
+    box = AsyncSandbox(
+        image=tree.image.id, user="0:0", workdir="/", sudo=True, network=network, engine=settings.engine,
+        allow_weaker=settings.allow_weaker, controller=controller, **settings.limits,
+    )  # fmt: skip
+    lines = Lines(tell)
+    async with box:
+        await mounted.enter(box)
+        result = await _execute(work, box, lines)
+        if not result.ok:
+            raise _failed(work, result, lines, network)
+        await mounted.leave(box)
+        complete = await take_changes(controller, box.id, spool)
+    dropped = mounted.covers
+
+    def items() -> list[Item]:
+        listing, contents = read_changes(spool, complete)
+        mounted.keep(listing, contents)
+        return items_of(
+            listing, contents, tree.folder.lstat, owners=tree.resolved.owners_kept, names=tree.folder.names,
+            dropped=lambda path: path == _SCRIPT.strip("/") or dropped(path),
+        )  # fmt: skip
+
+    return await asyncio.to_thread(items)
+
+
+async def _execute(work: RunWork, box: AsyncSandbox, lines: Lines) -> Result:
+    argv = list(work.argv)
+    if work.script:
+        await box.files.write(_SCRIPT, work.script.encode("utf-8", "surrogateescape"), mode=0o755)
+        argv = [_SCRIPT]
+    if work.workdir != "/":
+        await box.files.mkdir(work.workdir, parents=True)
+    try:
+        result = await box.run(
+            argv, cwd=work.workdir, env=dict(work.env), user=work.user, text=False, max_output=1,
+            on_stdout=lambda data: lines.take(1, data), on_stderr=lambda data: lines.take(2, data),
+        )  # fmt: skip
+    except CommandError as error:
+        raise BuildFailed(f"{_where(work)}: {error.message}", hint=error.hint) from error
+    finally:
+        lines.finish()
+    return result
+
+
+def _where(work: RunWork) -> str:
+    shown = work.shown if len(work.shown) <= 200 else work.shown[:197] + "..."
+    return f"{work.line.name} line {work.line.number}: {shown}"
+
+
+def _failed(work: RunWork, result: Result, lines: Lines, network: Any) -> BuildFailed:
+    text = "\n".join(lines.last)
+    message = f"{_where(work)}: {result.describe()}" + (f"\n{text}" if text else "")
+    return BuildFailed(message, hint=_hint(result, text, network))
+
+
+def _hint(result: Result, text: str, network: Any) -> str | None:
+    if result.denied:
+        return f"refused by the network policy: {'; '.join(result.denied[:5])}; allow it with --allow HOST"
+    if result.oom:
+        return "give the build more with --memory"
+    low = text.lower()
+    if "no space left on device" in low:
+        return "give the build more with --disk"
+    signs = ("temporary failure", "could not resolve", "name resolution", "bad address", "network is unreachable")
+    if is_offline(network) and any(sign in low for sign in signs):
+        return "builds have no network unless asked for: --allow HOST, or --allow @package-indexes"
+    return None
+
+
+def is_offline(network: Any) -> bool:
+    if isinstance(network, Network):
+        network = network.spec
+    return network == "none" or (isinstance(network, NetworkSpec) and network.mode == "none")
+
+
+def network_facts(network: Any) -> Any:
+    """A network policy as part of a cache's key."""
+    if isinstance(network, Network):
+        network = network.spec
+    return network.to_dict() if isinstance(network, NetworkSpec) else network
