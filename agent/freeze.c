@@ -242,6 +242,12 @@ void freeze_end(bool thaw_follows)
     wire_hold(false);
 }
 
+void freeze_serve(void)
+{
+    serving = true;
+    wire_hold(false);
+}
+
 bool freeze_serving(void)
 {
     return serving;

@@ -9,6 +9,9 @@
  * no deadline has come nearer meanwhile, and the wire is served again. `thaw_follows`: a THAW is among what is read next. */
 void freeze_end(bool thaw_follows);
 
+/* Called while frozen, instead: all stay as they are, and the wire is served as if FREEZE had come with SERVE. */
+void freeze_serve(void);
+
 /* Frozen by FREEZE with SERVE: nobody runs and no timer of a process does, but the wire is served. */
 bool freeze_serving(void);
 

@@ -159,7 +159,7 @@ static const char *take(const struct fields *f)
     char hostname[65] = "";
     int64_t flags = fields_int(f, TAG_FLAGS, 0), ring = fields_int(f, TAG_RING, RING_DEFAULT);
 
-    if (flags & ~(int64_t)(HELLO_FLAG_NO_USERS | HELLO_FLAG_EGRESS))
+    if (flags & ~(int64_t)(HELLO_FLAG_NO_USERS | HELLO_FLAG_EGRESS | HELLO_FLAG_STILL))
         return "HELLO has a flag that is not known";
     if (ring < 0 || ring > RING_MAX)
         return "HELLO asks for rings out of range";
@@ -223,7 +223,9 @@ int hello_handle(const uint8_t *payload, uint32_t n, const char **why)
         make_folder(u.home, &u);
     stir(&f);
     baseline_due();
-    if (wire_held() || freeze_serving()) /* a restored copy: it is someone else by now, and may go on */
+    if (wire_held() && fields_int(&f, TAG_FLAGS, 0) & HELLO_FLAG_STILL)
+        freeze_serve();
+    else if (wire_held() || freeze_serving()) /* a restored copy: it is someone else by now, and may go on */
         freeze_end(false);
     fw_int(&w, TAG_PID, guest.self);
     fw_int(&w, TAG_UID, unknown ? -1 : (int64_t)u.uid);

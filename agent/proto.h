@@ -137,6 +137,7 @@ enum {
 enum {
     HELLO_FLAG_NO_USERS = 1,
     HELLO_FLAG_EGRESS = 2,
+    HELLO_FLAG_STILL = 4, /* a restored copy is only looked at: nobody in it goes on */
 };
 
 enum {

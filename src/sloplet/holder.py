@@ -168,7 +168,7 @@ class Holder:
 
     async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str, *, alone: bool = False) -> Live:
         """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``. ``alone``: it
-        is only looked at; it reaches nothing, whatever its settings say."""
+        is only looked at; it reaches nothing, whatever its settings say, and nothing that was saved of it runs."""
         again = origin.opened is not None and bool(origin.spec.authority)  # its programs were made to trust it before
         origin = replace(origin, spec=with_placeholders(with_authority(origin.spec)))
         egress = None if alone else await self.networks.for_start(info, origin.spec)
@@ -191,7 +191,8 @@ class Holder:
                 volumes.started()
             mux = HostMux(instance.read_fd, instance.write_fd)
             mux.set_accept(egress.accept if egress is not None else None)
-            mux.hello(hello_fields(instance, info.id, environment(egress, single_user=instance.hello.no_users)))
+            added = environment(egress, single_user=instance.hello.no_users)
+            mux.hello(hello_fields(instance, info.id, added, still=alone))
             check_served(egress, await first_answer(instance, mux, _START_TIMEOUT))
             info = replace(info, state="running", workdir=instance.hello.workdir)
             live = Live(info, owner, origin.engine, instance, mux, origin.spec, origin.image, place)

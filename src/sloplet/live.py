@@ -59,13 +59,15 @@ class Live:
     overdue: dict[int, asyncio.TimerHandle] = field(default_factory=dict)  # commands with a time limit
 
 
-def hello_fields(instance: Instance, generation: str, env: Mapping[str, str] | None = None) -> Fields:
+def hello_fields(
+    instance: Instance, generation: str, env: Mapping[str, str] | None = None, *, still: bool = False
+) -> Fields:
     """Who it is from now on. A restored one takes all of it, fresh entropy too, before anything in it goes on. ``env``:
-    variables that its holder adds; what its settings say stays."""
+    variables that its holder adds; what its settings say stays. ``still``: nothing in a restored one goes on."""
     config = instance.hello
     fields = Fields((Tag.USER, config.user), (Tag.WORKDIR, config.workdir), (Tag.RING, _RING))
     flags = (HelloFlag.NO_USERS if config.no_users else 0) | (HelloFlag.EGRESS if config.egress else 0)
-    fields.add(Tag.FLAGS, int(flags))
+    fields.add(Tag.FLAGS, int(flags | (HelloFlag.STILL if still else 0)))
     fields.add(Tag.ENTROPY, secrets.token_bytes(32))
     fields.add(Tag.GENERATION, f"{generation}-{secrets.token_hex(8)}")
     if config.home is not None:

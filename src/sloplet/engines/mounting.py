@@ -57,6 +57,14 @@ def place_steps(volumes: Sequence[Mount]) -> list[Step]:
     return [step(Do.PLACE, _FIRST_SLOT + number, volume.path.lstrip("/")) for number, volume in enumerate(volumes)]
 
 
+def point_steps(volumes: Sequence[Mount]) -> list[Step]:
+    """Folders in a gVisor sandbox's image for runsc to mount them on: the image is read-only for it. What goes into
+    another volume has its folder there."""
+    paths = [volume.path for volume in volumes]
+    outer = [path for path in paths if not any(path.startswith(other + "/") for other in paths)]
+    return [step(Do.MKDIR, 0o755, path.lstrip("/")) for path in outer]
+
+
 def shell_steps(volumes: Sequence[Mount]) -> list[Step]:
     """Beside the image in a gVisor sandbox's shell, whence runsc takes them."""
     return [step(Do.MOUNT, _FIRST_SLOT + number, f"{_SHELL_FOLDER}/{number}") for number in range(len(volumes))]

@@ -89,6 +89,7 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
         *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
+        *mounting.point_steps(request.volumes),
         step(Do.WRAP, Attr.RDONLY | jail.QUIET, inside(verbs.IMAGE)),
         *(step(Do.MKDIR, 0o755, folder) for folder in _SHELL_FOLDERS),
         step(Do.FS, jail.INERT, "proc", "", "proc"),

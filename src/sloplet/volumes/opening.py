@@ -51,8 +51,8 @@ class Opened:
 def open_volumes(
     home: Home, sandbox_id: str, name: str | None, volumes: Sequence[VolumeSpec], *, alone: bool = False
 ) -> Opened:
-    """Open what is to be mounted, and have it. ``alone``: the sandbox is only looked at: nothing in it writes, and
-    nobody is kept from anything. VolumeNotFound, VolumeInUse, VolumeError."""
+    """Open what is to be mounted, and have it. ``alone``: the sandbox is only looked at. Nothing in it runs, so nobody
+    is kept from anything. VolumeNotFound, VolumeInUse, VolumeError."""
     home.open()
     opened = Opened()
     try:
@@ -60,7 +60,7 @@ def open_volumes(
             if volume.mounted:
                 if volume.named and not alone:
                     opened._leases.append(_have(home, volume, sandbox_id, name))
-                opened.mounts += (_open(home, volume, read_only=alone or volume.mode == "ro"),)
+                opened.mounts += (_open(home, volume, read_only=volume.mode == "ro"),)
     except BaseException:
         opened.close()
         raise

@@ -156,6 +156,7 @@ INTEGER_TAGS = frozenset(
 class HelloFlag(IntFlag):
     NO_USERS = 1
     EGRESS = 2
+    STILL = 4
 
 
 class Feature(IntFlag):
