@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing typing would cos
 if TYPE_CHECKING:
     from typing import Any
 
+    from .code.results import CodeContext, CodeFailure, CodeResult, RichResult
     from .controller import Event, SandboxInfo
     from .engines.base import Guarantee
     from .errors import SlopletError
@@ -37,6 +38,10 @@ _WHERE = {
     "FileChange": "results",
     "Metrics": "results",
     "Progress": "results",
+    "CodeResult": "code.results",
+    "CodeFailure": "code.results",
+    "CodeContext": "code.results",
+    "RichResult": "code.results",
     "SandboxInfo": "controller",
     "Event": "controller",
     "Network": "netspec",
@@ -47,8 +52,9 @@ _WHERE = {
 }
 
 __all__ = [
-    "S3", "AsyncProcess", "AsyncSandbox", "Event", "FileChange", "FileInfo", "Guarantee", "Metrics", "Network",
-    "Process", "ProcessInfo", "Progress", "Result", "Sandbox", "SandboxInfo", "Secret", "SlopletError", "__version__",
+    "S3", "AsyncProcess", "AsyncSandbox", "CodeContext", "CodeFailure", "CodeResult", "Event", "FileChange",
+    "FileInfo", "Guarantee", "Metrics", "Network", "Process", "ProcessInfo", "Progress", "Result", "RichResult",
+    "Sandbox", "SandboxInfo", "Secret", "SlopletError", "__version__",
 ]  # fmt: skip
 
 

@@ -12,6 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from . import transfer
+from .code.api import AsyncCode
+from .code.contexts import AsyncContexts
+from .code.registry import Registry
 from .controller import Controller, Event, SandboxInfo, Stream
 from .engines.base import Guarantee
 from .errors import ProtocolError, SandboxClosed, SandboxNotFound
@@ -46,7 +49,7 @@ _MAX_PROCESSES = 100_000
 _list = list  # the class has a method of that name
 
 
-class AsyncSandbox(AsyncHistory, AsyncPorts):
+class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
     """A sandbox. Nothing is started before it is entered or first used.
 
     Without a name it is held by this process and gone when closed. With a name it is held by the keeper:
@@ -108,6 +111,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
         self._asker = Asker()
         self.files = AsyncFiles(self._open)
         self.network = AsyncNetwork(self._holder, self._asker)
+        self._kernels = Registry(self._open, self.files, self.processes, self.start)
+        self.contexts = AsyncContexts(self._kernels)
 
     @classmethod
     async def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
@@ -140,6 +145,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts):
 
     def _learn(self, info: SandboxInfo) -> None:
         self._info = info
+        self._kernels.forget()
 
     async def _holder(self) -> tuple[Controller, str]:
         info = await self.start()

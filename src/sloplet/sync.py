@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from .code.api import AsyncCode
+from .code.contexts import AsyncContexts
 from .controller import Controller, SandboxInfo
 from .files import AsyncFiles
 from .history import AsyncHistory
@@ -189,18 +191,41 @@ class Ports:
     unexpose = _call(AsyncPorts.unexpose)
 
 
-class Sandbox(History, Ports, Imaged):
+class Contexts:
+    """The contexts of a sandbox: kernels that run code cells, each with variables of its own. See AsyncContexts."""
+
+    def __init__(self, inner: AsyncContexts) -> None:
+        self._inner = inner
+
+    create = _call(AsyncContexts.create)
+    list = _call(AsyncContexts.list)
+    restart = _call(AsyncContexts.restart)
+    interrupt = _call(AsyncContexts.interrupt)
+    remove = _call(AsyncContexts.remove)
+
+
+class Code:
+    """Code cells. See AsyncCode."""
+
+    _inner: AsyncSandbox
+
+    code = _call(AsyncCode.code)
+
+
+class Sandbox(History, Ports, Imaged, Code):
     """A computer of its own for code that nobody has read. See AsyncSandbox, which is the same, awaited."""
 
     _inner: AsyncSandbox
     files: Files
     network: SandboxNetwork
+    contexts: Contexts
     __init__ = _constructor(AsyncSandbox)
 
     def _wrap(self, inner: AsyncSandbox) -> None:
         self._inner = inner
         self.files = Files(inner.files)
         self.network = SandboxNetwork(inner.network)
+        self.contexts = Contexts(inner.contexts)
 
     @classmethod
     def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:

@@ -8,19 +8,22 @@ from typing import Any
 
 import pytest
 
+from sloplet.code.api import AsyncCode
+from sloplet.code.contexts import AsyncContexts
 from sloplet.files import AsyncFiles
 from sloplet.history import AsyncHistory
 from sloplet.imaged import AsyncImaged
 from sloplet.network_api import AsyncNetwork, AsyncPorts
 from sloplet.process import AsyncProcess
 from sloplet.sandbox import AsyncSandbox
-from sloplet.sync import Files, History, Imaged, Ports, Process, Sandbox, SandboxNetwork
+from sloplet.sync import Code, Contexts, Files, History, Imaged, Ports, Process, Sandbox, SandboxNetwork
 
 pytestmark = pytest.mark.anyone
 
 PAIRS = [
     (Sandbox, AsyncSandbox), (History, AsyncHistory), (Process, AsyncProcess), (Files, AsyncFiles),
-    (SandboxNetwork, AsyncNetwork), (Ports, AsyncPorts), (Imaged, AsyncImaged),
+    (SandboxNetwork, AsyncNetwork), (Ports, AsyncPorts),
+    (Code, AsyncCode), (Contexts, AsyncContexts), (Imaged, AsyncImaged),
 ]  # fmt: skip
 TRANSLATED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 _IGNORED = {"__init__", "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__qualname__"}

@@ -1,0 +1,90 @@
+"""``box.code``: part of ``AsyncSandbox``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import FileError, KernelError, ProcessNotFound, SpecError
+from ..files import AsyncFiles
+from ..process import DEFAULT_MAX_OUTPUT, Output
+from ..spec import parse_duration
+from . import languages
+from .cell import Kernel, OnResult, Running, Unfinished, Wishes, attach_request, new_cell
+from .contexts import AsyncContexts
+from .registry import Registry
+from .results import CodeContext, CodeFailure, CodeResult
+
+
+class AsyncCode:
+    """What ``AsyncSandbox`` can do with code cells. See docs/code.md."""
+
+    contexts: AsyncContexts
+    _kernels: Registry
+    files: AsyncFiles
+
+    async def code(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: str | CodeContext | None = None,
+        timeout: float | str | None = None,
+        on_stdout: Output | None = None,
+        on_stderr: Output | None = None,
+        on_result: OnResult | None = None,
+        max_output: int | str = DEFAULT_MAX_OUTPUT,
+        restart: bool = False,
+    ) -> CodeResult:
+        """Run a cell of code where variables stay: ``code("x = 1")``, then ``code("x + 1").text`` is ``"2"``.
+
+        ``language`` is "python" (the default), "node" or "shell"; each has a context of its own, and ``context`` names
+        another one. ``timeout`` interrupts the cell; only if that does not help the context is started anew
+        (``restarted``). The callbacks get output and results as they come. Code that raises is a result with
+        ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew.
+        """
+        name = context.name if isinstance(context, CodeContext) else context
+        limit = None if timeout is None else parse_duration(timeout, "timeout")
+        wishes = Wishes(limit, max_output, on_stdout, on_stderr, on_result)
+        spoken = languages.language_of(language or "python")
+        languages.check_code(spoken, code)
+        kernel = await self._kernels.kernel(spoken, name, restart=restart)
+        if language is not None and kernel.language != spoken:
+            raise SpecError(f"the context {kernel.name!r} speaks {kernel.language}, not {spoken}")
+        try:
+            return await self._cell(kernel, code, wishes)
+        except ProcessNotFound:  # it was rolled back, or ended and was forgotten: what is there now?
+            self._kernels.forget(kernel.name)
+            return await self._cell(await self._kernels.kernel(spoken, name, restart=restart), code, wishes)
+        except Unfinished as error:
+            await self.contexts.restart(kernel.name)
+            failed = error.partial.error or CodeFailure("Timeout", "its time limit was reached")
+            message = f"{failed.message}; it did not stop, so the context was started anew, without its variables"
+            return replace(error.partial, error=replace(failed, message=message), restarted=True)
+
+    async def _cell(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
+        cell = new_cell()
+        raw = languages.check_code(kernel.language, code)
+        request = languages.request(kernel.language, kernel.key, cell, raw)
+        path = None
+        try:
+            if request is None:
+                path = await self._kernels.deposit(kernel.name, cell, raw)
+                request = languages.request_by_file(kernel.language, kernel.key, cell, path)
+            stream = await self._kernels.open(attach_request(kernel))
+            try:
+                await stream.send(request)
+            except BaseException:
+                stream.reset()
+                raise
+            return await Running(kernel, stream, cell, wishes).finish()
+        except KernelError:
+            self._kernels.forget(kernel.name)
+            if not kernel.early:  # it never ran a cell, so no variables were lost with it
+                await self._kernels.discard(kernel.name)
+            raise
+        finally:
+            if path is not None:
+                try:
+                    await self.files.remove(path, missing_ok=True)
+                except FileError:
+                    pass

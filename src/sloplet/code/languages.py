@@ -1,0 +1,139 @@
+"""Which program runs a language, how it is started, and what a cell looks like to it. Pure.
+
+A kernel is started by a few words that read the rest of it from stdin, so nothing of it need be in the image and no
+folder need be writable. Its requests are lines of at most 4,096 bytes: one write, whole, whoever else writes too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from ..errors import SpecError
+
+MAX_REQUEST = 4096  # PIPE_BUF: requests of several clients never mix
+PROTOCOL = 1
+
+ALIASES = {"javascript": "node", "js": "node", "bash": "shell", "sh": "shell", "python3": "python", "py": "python"}
+LANGUAGES = ("python", "node", "shell")
+
+_PYTHON = """\
+# Sloplet's Python kernel: the rest of it comes on stdin
+import os, sys
+size, text = int(sys.argv[1]), b""
+while len(text) < size:
+    piece = os.read(0, size - len(text))
+    if not piece:
+        sys.exit("the kernel did not arrive")
+    text += piece
+exec(compile(text, "<sloplet kernel>", "exec"), {"__name__": "sloplet_kernel"})
+"""
+_NODE = """\
+// Sloplet's Node kernel: the rest of it comes on descriptor 3
+{
+  const fs = require('fs'), text = Buffer.alloc(Number(process.argv[1]));
+  for (let at = 0; at < text.length; ) {
+    const n = fs.readSync(3, text, at, text.length - at);
+    if (!n) throw new Error('the kernel did not arrive');
+    at += n;
+  }
+  const kernel = require('vm').runInThisContext(text.toString(), {filename: 'sloplet kernel'});
+  kernel(require, process.argv[2], (name) => import(name));
+}
+"""
+#: Children must not read the kernel's requests, and Node cannot move descriptors.
+_START_NODE = 'exec node --no-warnings -e "$0" -- "$@" 3<&0 </dev/null'
+#: Interactive shells return to the top on SIGINT and on errors; the others end.
+_START_SHELL = (
+    "# Sloplet's shell kernel\n"
+    "if command -v bash >/dev/null 2>&1; then exec bash --norc --noprofile --noediting -i; fi; exec sh -i"
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is started: its argument vector, variables, and what it reads first."""
+
+    argv: tuple[str, ...]
+    input: bytes
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def _source(name: str) -> bytes:
+    return (files("sloplet.kernels") / name).read_bytes()
+
+
+def language_of(text: object) -> str:
+    """The language's own name. SpecError."""
+    if isinstance(text, str):
+        name = ALIASES.get(text.lower(), text.lower())
+        if name in LANGUAGES:
+            return name
+    raise SpecError(f"language={str(text)[:40]!r} is not one that cells run in", hint="python, node or shell")
+
+
+def launch(language: str, key: str, python: str | None = None) -> Launch:
+    """The kernel of a language. ``python``: another interpreter than the python3 of the sandbox's PATH."""
+    if language == "python":
+        source = _source("kernel.py")
+        return Launch((python or "python3", "-c", _PYTHON, str(len(source)), key), source)
+    if language == "node":
+        source = _source("kernel.js")
+        return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key), source)
+    source = _source("kernel.sh").replace(b"SLOPLET_KEY", key.encode())
+    return Launch(("/bin/sh", "-c", _START_SHELL), source, {"PS1": "", "PS2": "", "ENV": "", "HISTFILE": ""})
+
+
+def check_code(language: str, code: object) -> bytes:
+    """A cell's text as bytes. SpecError for what no kernel could take."""
+    if not isinstance(code, str):
+        raise SpecError(f"code is text, not {type(code).__name__}")
+    try:
+        raw = code.encode()
+    except UnicodeEncodeError:
+        raise SpecError("the code holds a lone surrogate: it is not valid Unicode text") from None
+    if language == "shell" and b"\0" in raw:
+        raise SpecError("shell code cannot hold a NUL character")
+    return raw
+
+
+def request(language: str, key: str, cell: str, code: bytes) -> bytes | None:
+    """What a kernel is sent for a cell; None if it is too long for one write: then its code goes by a file."""
+    if len(code) > MAX_REQUEST:
+        return None
+    if language == "shell":
+        text = b"\"$(cat <<'SLOPLET_%b'\n%b\nSLOPLET_%b\n)\"" % (cell.encode(), code, cell.encode())
+        made = _shell(cell, b"eval " + text)
+    else:
+        made = _line({"key": key, "id": cell, "code": code.decode()})
+    return made if len(made) <= MAX_REQUEST else None
+
+
+def request_by_file(language: str, key: str, cell: str, path: str) -> bytes:
+    """The same, for code that lies in a file of the sandbox."""
+    if language == "shell":
+        quoted = "'" + path.replace("'", "'\\''") + "'"
+        return _shell(cell, b". " + quoted.encode())
+    return _line({"key": key, "id": cell, "file": path})
+
+
+def cancellation(language: str, key: str, cell: str) -> bytes | None:
+    """Takes a cell back that has not begun. A shell cannot."""
+    return None if language == "shell" else _line({"key": key, "cancel": cell})
+
+
+def after_interrupt(language: str) -> bytes:
+    """Some shells forget what they had read when they are interrupted: their cell's end is said again."""
+    return b"sloplet_end\n" if language == "shell" else b""
+
+
+def _line(value: dict[str, str]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def _shell(cell: str, what: bytes) -> bytes:
+    return b"sloplet_begin %b; command %b </dev/null 8>&- 9>&-\nsloplet_end\n" % (cell.encode(), what)

@@ -1,0 +1,248 @@
+// The Node kernel: runs code cells, one after another, in one global scope. The protocol is kernel.py's.
+//
+// Runs INSIDE a sandbox, under whatever Node (14 or newer) is there, without packages. Cells are evaluated as V8's REPL
+// mode does it, through the inspector of this process: top-level await works, and let and const may be declared again.
+(function (require, key, load) {
+  'use strict';
+  const fs = require('fs');
+  const net = require('net');
+  const util = require('util');
+  const vm = require('vm');
+  const inspector = require('inspector');
+
+  const PIECE = 2880, MOST = 16 * 1024 * 1024, MOST_TEXT = 1024 * 1024, MOST_TRACE = 64 * 1024;
+  const HIDDEN = Symbol('sloplet');
+  let cell = '', count = 0, busy = false, rest = '';
+  let interrupt = null; // ends the cell that awaits something
+  const waiting = [];
+  const session = new inspector.Session();
+  session.connect();
+
+  function write(fd, text) {
+    let data = Buffer.from(text);
+    while (data.length) {
+      try {
+        data = data.subarray(fs.writeSync(fd, data));
+      } catch (error) {
+        if (error.code !== 'EAGAIN') return;
+        Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5); // somebody made the pipe non-blocking
+      }
+    }
+  }
+  const say = (what, fd) => write(fd || 1, `\x1e${key} ${cell} ${what}\n`);
+
+  function send(name, raw) {
+    for (let at = 0; at < raw.length; at += PIECE) say(`data ${name} ${raw.subarray(at, at + PIECE).toString('base64')}`);
+  }
+
+  // -- what a value looks like
+
+  function bundle(value) {
+    const found = {};
+    const put = (mime, data) => {
+      if (data === null || data === undefined || !/^[a-z0-9.+-]+\/[A-Za-z0-9.+-]+$/.test(mime)) return;
+      if (Buffer.isBuffer(data) || data instanceof Uint8Array) found[mime] = Buffer.from(data);
+      else if (mime === 'image/png' || mime === 'image/jpeg') found[mime] = Buffer.from(String(data), 'base64');
+      else if (typeof data === 'string') found[mime] = Buffer.from(data);
+      else found[mime] = Buffer.from(JSON.stringify(data));
+    };
+    try {
+      const display = value && value[Symbol.for('Jupyter.display')];
+      if (typeof display === 'function') for (const [mime, data] of Object.entries(display.call(value))) put(mime, data);
+    } catch (error) { /* a representation that fails is left out */ }
+    const methods = { html: 'text/html', markdown: 'text/markdown', svg: 'image/svg+xml', png: 'image/png',
+      jpeg: 'image/jpeg', latex: 'text/latex', json: 'application/json', javascript: 'application/javascript' };
+    for (const [name, mime] of Object.entries(methods)) {
+      try {
+        const method = value && value[`_repr_${name}_`];
+        if (typeof method === 'function' && !found[mime]) put(mime, method.call(value));
+      } catch (error) { /* likewise */ }
+    }
+    if (!found['text/plain']) put('text/plain', typeof value === 'string' ? util.inspect(value) : util.inspect(value, { depth: 4, maxArrayLength: 200 }));
+    return found;
+  }
+
+  function publish(parts, kind) {
+    for (let [mime, raw] of Object.entries(parts)) {
+      if (mime === 'text/plain' && raw.length > MOST_TEXT) { raw = raw.subarray(0, MOST_TEXT); say('cut'); }
+      if (raw.length > MOST) say('cut'); else send(mime, raw);
+    }
+    say(kind);
+  }
+
+  function fail(error) {
+    let name = 'Error', message = '', trace = '';
+    try {
+      if (error instanceof Error || (error && typeof error === 'object' && 'stack' in error)) {
+        name = String(error.name || 'Error');
+        message = String(error.message);
+        const lines = String(error.stack || '').split('\n');
+        const ours = lines.findIndex((line) => /evalmachine\.<anonymous>|sloplet kernel|Session\.post/.test(line));
+        trace = (ours < 0 ? lines : lines.slice(0, ours)).join('\n');
+      } else {
+        name = 'Thrown';
+        message = util.inspect(error);
+        trace = `Thrown: ${message}`;
+      }
+    } catch (problem) { message = '(its message could not be made)'; }
+    send('name', Buffer.from(name));
+    send('message', Buffer.from(message.slice(0, MOST_TRACE)));
+    send('traceback', Buffer.from(trace.slice(0, MOST_TRACE)));
+    say('error');
+  }
+
+  // -- running
+
+  function interrupted() {
+    const error = new Error('the cell was interrupted');
+    error.name = 'KeyboardInterrupt';
+    error.stack = 'KeyboardInterrupt: the cell was interrupted';
+    return error;
+  }
+
+  // The inspector answers with handles of its own; the value itself is fetched through a global that is gone at once.
+  function fetch(remote) {
+    if (!remote.objectId) return remote.unserializableValue ? vm.runInThisContext(`(${remote.unserializableValue})`) : remote.value;
+    let value;
+    globalThis[HIDDEN] = (given) => { value = given; };
+    try {
+      session.post('Runtime.callFunctionOn', { objectId: remote.objectId, silent: true, arguments: [{ objectId: remote.objectId }],
+        functionDeclaration: 'function (given) { for (const s of Object.getOwnPropertySymbols(globalThis)) if (s.description === "sloplet") globalThis[s](given); }' });
+      session.post('Runtime.releaseObject', { objectId: remote.objectId });
+    } finally {
+      delete globalThis[HIDDEN];
+    }
+    return value;
+  }
+
+  // import() does not work in what the inspector evaluates: it becomes a call, outside of strings and comments.
+  function withImports(source) {
+    const other = /("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\/\/[^\n]*|\/\*[^]*?\*\/)|(?<![.\w$])import(?=\s*\()/g;
+    return source.replace(other, (all, kept) => kept || 'globalThis[Symbol.for("sloplet.import")]');
+  }
+
+  // Static imports are for modules, which cells are not: tried where a cell fails to compile for them.
+  function withoutStaticImports(source) {
+    const names = /^([ \t]*)import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)\s*|\{([^}]*)\}\s*)?from\s*(["'][^"'\n]+["'])/gm;
+    return source.replace(/^([ \t]*)import\s*(["'][^"'\n]+["'])/gm, '$1await import($2)').replace(names, (all, indent, one, whole, some, from) => {
+      const parts = (some || '').split(',').map((part) => part.trim().replace(/\s+as\s+/, ': ')).filter(Boolean);
+      if (one) parts.unshift(`default: ${one}`);
+      const star = whole ? `const ${whole} = await import(${from}); ` : '';
+      return indent + star + (parts.length ? `const {${parts.join(', ')}} = await import(${from})` : '');
+    });
+  }
+
+  const GUARDED = new vm.Script('globalThis[Object.getOwnPropertySymbols(globalThis).find((s) => s.description === "sloplet")]()');
+
+  function evaluate(source, name) {
+    return new Promise((resolve, reject) => {
+      interrupt = () => reject(interrupted());
+      const answered = (error, answer) => {
+        if (error) reject(new Error(error.message));
+        else if (answer.exceptionDetails) {
+          const details = answer.exceptionDetails;
+          reject(details.exception ? fetch(details.exception) : new Error(details.text));
+        } else resolve(fetch(answer.result));
+      };
+      const expression = `${withImports(source)}\n//# sourceURL=${name}`;
+      globalThis[HIDDEN] = () => {
+        delete globalThis[HIDDEN];
+        session.post('Runtime.evaluate', { expression, replMode: true, awaitPromise: true, silent: true }, answered);
+      };
+      try {
+        GUARDED.runInThisContext({ breakOnSigint: true }); // ends whatever runs within it
+      } catch (error) {
+        reject(error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? interrupted() : error);
+      }
+    });
+  }
+
+  async function run(source, name) {
+    try {
+      return await evaluate(source, name);
+    } catch (error) {
+      if (!(error instanceof SyntaxError) || !/import statement/.test(error.message)) throw error;
+      return evaluate(withoutStaticImports(source), name);
+    }
+  }
+
+  // A fork's random numbers must not be its sister's, and V8's cannot be seeded again.
+  let generation = -1, seen = '';
+  function lookAtGeneration() {
+    if (generation < 0) return;
+    const line = Buffer.alloc(128);
+    const now = line.toString('latin1', 0, fs.readSync(generation, line, 0, 128, 0));
+    if (seen && now !== seen) {
+      const source = fs.openSync('/dev/urandom', 'r'), pool = Buffer.alloc(4096);
+      let at = pool.length;
+      Math.random = () => {
+        if (at + 8 > pool.length) { fs.readSync(source, pool, 0, pool.length, null); at = 0; }
+        at += 8;
+        return Number(pool.readBigUInt64LE(at - 8) >> 11n) / 2 ** 53;
+      };
+    }
+    seen = now;
+  }
+  try {
+    generation = fs.openSync(process.env.SLOPLET_GENERATION_FILE || '', 'r');
+    lookAtGeneration();
+  } catch (error) { /* this rung makes no copies */ }
+
+  async function serve(request) {
+    cell = request.id;
+    count += 1;
+    say(`begin ${count}`);
+    say('begin', 2);
+    try {
+      lookAtGeneration();
+      const source = 'file' in request ? fs.readFileSync(request.file, 'utf8') : request.code;
+      const value = await run(source, `cell-${count}`);
+      interrupt = null;
+      if (value !== undefined) { globalThis._ = value; publish(bundle(value), 'value'); }
+    } catch (error) {
+      fail(error);
+    }
+    interrupt = null;
+    say('end 0');
+    say('end', 2);
+  }
+
+  async function work() {
+    if (busy) return;
+    busy = true;
+    while (waiting.length) await serve(waiting.shift());
+    busy = false;
+  }
+
+  function take(data) {
+    const lines = (rest + data).split('\n');
+    rest = lines.pop();
+    for (const line of lines) {
+      let request;
+      try { request = JSON.parse(line); } catch (error) { continue; }
+      if (!request || request.key !== key) continue;
+      if ('cancel' in request) {
+        const at = waiting.findIndex((one) => one.id === request.cancel);
+        if (at >= 0) waiting.splice(at, 1);
+      } else waiting.push(request);
+    }
+    setImmediate(work); // after all that is there was read: cancellations, too
+  }
+
+  globalThis.display = (...values) => { for (const value of values) publish(bundle(value), 'shown'); };
+  globalThis.require = require('module').createRequire(process.cwd() + '/');
+  globalThis.module = { exports: {} };
+  globalThis[Symbol.for('sloplet.import')] = load;
+  process.exit = (code) => {
+    const error = new Error(`process.exit(${code === undefined ? '' : code}) was called`);
+    error.name = 'SystemExit';
+    throw error;
+  };
+  process.on('SIGINT', () => { if (interrupt) interrupt(); });
+  process.on('uncaughtException', (error) => { write(2, `Uncaught ${error && error.stack || util.inspect(error)}\n`); });
+  process.on('unhandledRejection', (error) => { write(2, `Unhandled rejection: ${error && error.stack || util.inspect(error)}\n`); });
+  const input = new net.Socket({ fd: 3, readable: true, writable: false });
+  input.setEncoding('utf8');
+  input.on('data', take);
+  input.on('end', () => process.reallyExit(0));
+})

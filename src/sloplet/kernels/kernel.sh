@@ -1,0 +1,19 @@
+exec 8>&1 9>&2 2>/dev/null
+PS1= PS2= PROMPT_COMMAND= sloplet_cell= sloplet_count=0
+command set +m
+command set +H
+command set +o history
+unset ENV HISTFILE
+sloplet_begin() {
+  sloplet_cell=$1 sloplet_count=$((sloplet_count + 1))
+  printf '\036SLOPLET_KEY %s begin %s\n' "$1" "$sloplet_count" >&8
+  printf '\036SLOPLET_KEY %s begin\n' "$1" >&9
+}
+sloplet_end() {
+  sloplet_status=$?
+  [ -n "$sloplet_cell" ] || return 0
+  printf '\036SLOPLET_KEY %s end %s\n' "$sloplet_cell" "$sloplet_status" >&8
+  printf '\036SLOPLET_KEY %s end\n' "$sloplet_cell" >&9
+  sloplet_cell=
+}
+exec 2>&9
