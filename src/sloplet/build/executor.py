@@ -32,7 +32,7 @@ from .instructions import Copy, Instruction
 from .layertar import DEFAULT_EPOCH, Item, Layer, write_layer
 from .mounts import Mounts
 from .plan import Plan, PlannedStage, make_plan, platform_arguments
-from .running import RunSettings, network_facts, run
+from .running import RunSettings, network_facts, network_of, run
 from .scope import CopyWork, FolderWork, RunWork, Scope, Work
 
 T = TypeVar("T")
@@ -88,6 +88,7 @@ class Builder:
         self._image_grounds: dict[str, Ground] = {}
         self._pulling = asyncio.Lock()
         self._grounds: list[Ground] = []
+        self._folders: dict[str, Folder] = {}
         self._begun = self._total = 0
 
     async def build(self) -> StoredImage:
@@ -120,8 +121,8 @@ class Builder:
     def _close(self) -> None:
         for ground in self._grounds:
             ground.close()
-        if self._context is not None:
-            self._context.close()
+        for folder in (*self._folders.values(), *([self._context] if self._context else [])):
+            folder.close()
 
     def _finish(self, built: _Built) -> StoredImage:
         if not built.ground.layers:
@@ -230,6 +231,12 @@ class Builder:
     def kept(self, ground: Ground) -> Ground:
         self._grounds.append(ground)
         return ground
+
+    def folder(self, path: str) -> Folder:
+        """A folder of this machine other than the context."""
+        if path not in self._folders:
+            self._folders[path] = Folder(path, ignore=read_ignore(Path(path), Path(path, "Dockerfile")))
+        return self._folders[path]
 
     @property
     def options(self) -> BuildOptions:
@@ -348,7 +355,7 @@ class _Stage:
     async def _run(self, work: RunWork) -> Layer | None:
         builder = self._builder
         settings = builder.options.settings
-        network = settings.network if work.network in (None, "default") else work.network
+        network = network_of(work, settings)
         mounted = await builder.mounts.prepare(work, self._folder_of)
         facts = {
             "run": work.argv, "script": work.script, "env": work.env, "user": work.user, "workdir": work.workdir,
@@ -390,9 +397,9 @@ class _Stage:
             hit = await self._look_up(quick)
             if hit is not None:
                 return self._hit(hit)
-        folder = await self._folder_of(work.origin) if work.sources else None
+        folder = await self._source(work)
         where = "the context" if work.origin is None else work.origin
-        selection = await asyncio.to_thread(select, work, folder, where)
+        selection = await asyncio.to_thread(select, work, folder, where if work.folder is None else work.folder)
         facts["content"] = selection.digest
         layer = await self._cached_or(
             key_of(self._ground.chain, facts), lambda spool: copy_items(work, selection, self._ground, spool)
@@ -400,6 +407,11 @@ class _Stage:
         if quick is not None:
             await asyncio.to_thread(self._builder.cache.put, quick, layer)
         return layer
+
+    async def _source(self, work: CopyWork) -> Folder | None:
+        if work.folder is not None:
+            return await asyncio.to_thread(self._builder.folder, work.folder)
+        return await self._folder_of(work.origin) if work.sources else None
 
     async def _look_up(self, key: str) -> Hit | None:
         if self._builder.options.no_cache:

@@ -47,7 +47,8 @@ class Run(Instruction):
     text: str = ""
     script: str = ""
     network: str | None = None  #: none, default
-    policy: object = None  #: a network of its own (``Image.apt`` and the like)
+    policy: object = None  #: the network it has where the build names none (``Image.apt`` and the like)
+    env: Pairs = ()  #: variables for this command only, as they are
     mounts: tuple[Mount, ...] = ()
 
 
@@ -64,6 +65,7 @@ class Copy(Instruction):
     parents: bool = False
     exclude: tuple[str, ...] = ()
     heredocs: tuple[Heredoc, ...] = ()
+    folder: str | None = None  #: a folder of this machine, instead of the context (``Image.copy``)
 
 
 @dataclass(frozen=True)

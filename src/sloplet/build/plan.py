@@ -65,7 +65,7 @@ def make_plan(
     """``build_args``: what the caller gave; ``defined``: the platform's. Raises RecipeInvalid."""
     values = _leading(dockerfile, build_args, defined)
     planned = [_planned(dockerfile, stage, values) for stage in dockerfile.stages]
-    chosen = _target(dockerfile, target)
+    chosen = target_of(dockerfile, target)
     needed, waiting = set[int](), [chosen]
     while waiting:
         index = waiting.pop()
@@ -135,7 +135,8 @@ def _origin(
     return Origin(image=name)
 
 
-def _target(dockerfile: Dockerfile, target: str | None) -> int:
+def target_of(dockerfile: Dockerfile, target: str | None) -> int:
+    """The stage of that name or number; the last one by default. RecipeInvalid."""
     if target is None:
         return len(dockerfile.stages) - 1
     for stage in dockerfile.stages:

@@ -78,7 +78,7 @@ async def run(
     mounted: Mounted, tell: OnLine,
 ) -> list[Item]:  # fmt: skip
     """Run it, return the entries of the layer that it made. BuildFailed, and errors of the sandbox itself."""
-    network: Any = settings.network if work.network in (None, "default") else work.network
+    network = network_of(work, settings)
     box = AsyncSandbox(
         image=tree.image.id, user="0:0", workdir="/", sudo=True, network=network, engine=settings.engine,
         allow_weaker=settings.allow_weaker, controller=controller, **settings.limits,
@@ -146,6 +146,15 @@ def _hint(result: Result, text: str, network: Any) -> str | None:
     if is_offline(network) and any(sign in low for sign in signs):
         return "builds have no network unless asked for: --allow HOST, or --allow @package-indexes"
     return None
+
+
+def network_of(work: RunWork, settings: RunSettings) -> Any:
+    """What a step may reach: nothing if it says so, else what the build may; where that is nothing, its own."""
+    if work.network == "none":
+        return "none"
+    if work.network in (None, "default") or not is_offline(settings.network):
+        return settings.network
+    return work.network
 
 
 def is_offline(network: Any) -> bool:

@@ -49,7 +49,7 @@ class RunWork(Work):
     env: tuple[tuple[str, str], ...]
     user: str
     workdir: str
-    network: object  #: None: the build's own; "none"; or one of its own
+    network: object  #: None: the build's own; "none"; or one that it has where the build has none
     mounts: tuple[Mount, ...]
 
 
@@ -64,6 +64,7 @@ class CopyWork(Work):
     unpack: bool
     parents: bool
     exclude: tuple[str, ...]
+    folder: str | None
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ class Scope:
         script = step.script if step.script.startswith("#!") else ""
         argv = step.argv or (*self.shell, step.script or step.text)
         return RunWork(
-            step.line, f"RUN {' '.join(step.argv) or step.script or step.text}".strip(), argv, script, self.environment,
+            step.line, f"RUN {' '.join(step.argv) or step.script or step.text}".strip(), argv, script,
+            tuple(sorted({**dict(self.environment), **dict(step.env)}.items())),
             self.config.user or "0", self.config.workdir or "/", step.network if step.policy is None else step.policy,
             tuple(self._mount(step.line, mount) for mount in step.mounts),
         )  # fmt: skip
@@ -170,7 +172,7 @@ class Scope:
         return CopyWork(
             line, line.text, sources, tuple(files), self._absolute(target, folder=True), step.origin,
             self._expand(line, step.chown) if step.chown else None, chmod, step.unpack, step.parents,
-            tuple(self._expand(line, each) for each in step.exclude),
+            tuple(self._expand(line, each) for each in step.exclude), step.folder,
         )  # fmt: skip
 
     def _absolute(self, path: str, *, folder: bool = False) -> str:
