@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .s3.settings import S3
     from .sandbox import AsyncSandbox
     from .sync import Process, Sandbox
+    from .volumes.records import VolumeInfo
+    from .volumes.store import Volumes
+    from .volumespec import Volume
 
 __version__ = "0.1.0"
 
@@ -45,6 +48,9 @@ _WHERE = {
     "SandboxInfo": "controller",
     "Event": "controller",
     "Network": "netspec",
+    "Volume": "volumespec",
+    "Volumes": "volumes.store",
+    "VolumeInfo": "volumes.records",
     "Secret": "netspec",
     "S3": "s3.settings",
     "Guarantee": "engines.base",
@@ -52,9 +58,9 @@ _WHERE = {
 }
 
 __all__ = [
-    "S3", "AsyncProcess", "AsyncSandbox", "CodeContext", "CodeFailure", "CodeResult", "Event", "FileChange",
-    "FileInfo", "Guarantee", "Metrics", "Network", "Process", "ProcessInfo", "Progress", "Result", "RichResult",
-    "Sandbox", "SandboxInfo", "Secret", "SlopletError", "__version__",
+    "S3", "AsyncProcess", "AsyncSandbox", "CodeContext", "CodeFailure", "CodeResult", "Event", "FileChange", "FileInfo",
+    "Guarantee", "Metrics", "Network", "Process", "ProcessInfo", "Progress", "Result", "RichResult", "Sandbox",
+    "SandboxInfo", "Secret", "SlopletError", "Volume", "VolumeInfo", "Volumes", "__version__",
 ]  # fmt: skip
 
 

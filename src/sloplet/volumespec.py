@@ -178,6 +178,12 @@ def volumes_from(data: Iterable[Mapping[str, Any]]) -> tuple[VolumeSpec, ...]:
     return tuple(VolumeSpec(**dict(one)) for one in data)
 
 
+def left_behind(volumes: Iterable[VolumeSpec], *, live: bool) -> tuple[VolumeSpec, ...]:
+    """What a sandbox that goes to another machine has of its volumes: nothing. What was saved running finds an empty
+    folder where each was mounted; copies are files of its own by now."""
+    return tuple(VolumeSpec(volume.path, "", "ro") for volume in volumes if volume.mounted) if live else ()
+
+
 def _source(source: object) -> tuple[str, bool]:
     """A name or an absolute path, and whether it is the latter."""
     path = isinstance(source, os.PathLike)

@@ -19,6 +19,7 @@ from ..spec import NAME_RE as SANDBOX_RE
 from ..spec import Limits, SandboxSpec
 from ..state.layout import MANIFEST, NAME_RE, OBJECT_RE
 from ..state.layout import VERSION as STATE_VERSION
+from ..volumespec import check_volumes, left_behind
 
 VERSION = 1
 _SKIPPABLE = struct.Struct("<II")  # zstd: magic 0x184D2A50 to 5F, length of what follows
@@ -229,7 +230,8 @@ def checked_spec(raw: Mapping[str, Any]) -> SandboxSpec:
         pool=asked.pool, secrets=asked.secrets, ports=asked.ports, links=asked.links,
     )  # fmt: skip
     exact = Limits(**{name: getattr(made.limits, name) for name in values}, explicit=limits.explicit)
-    return replace(made, limits=exact, hostname=asked.hostname, authority=asked.authority)
+    volumes = check_volumes(left_behind(asked.volumes, live=True))  # which folders it may see is not for it to say
+    return replace(made, limits=exact, hostname=asked.hostname, authority=asked.authority, volumes=volumes)
 
 
 def _list(value: object) -> list[Any]:

@@ -46,7 +46,7 @@ def progress(runtime: Runtime, what: str, sandbox: str, **data: str) -> Work:
 
 def arrived(spec: SandboxSpec, name: str | None) -> SandboxSpec:
     """What a sandbox from elsewhere runs as: whom it may reach here, and on which ports, is for this machine's user to
-    say and not for its author."""
+    say and not for its author. (Of its volumes an archive has nothing.)"""
     ports = tuple(port._replace(outside=0) for port in spec.ports)  # others may have those here
     return replace(spec, name=name, ports=ports, links=(), network=spec.network.closed())
 
@@ -76,6 +76,7 @@ async def load(runtime: Runtime, path: str, name: str | None, work: Work) -> San
                 hint = "is the machine, or this process, out of files, memory or disk space?"
                 raise StartFailed(f"the sandbox of the archive did not start: {error}", hint=hint) from error
             finally:
+                image.close()
                 await asyncio.shield(runtime.off_loop(opened.close))
         finally:
             await asyncio.shield(runtime.off_loop(draft.abandon))

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Generator, Iterable
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 from ..engines.base import ResolvedImage
@@ -15,6 +16,7 @@ from ..errors import FileExists, SaveFailed, SnapshotDamaged, SpecError
 from ..fs import FILE, NEW_FILE, write_all
 from ..state.home import Home
 from ..state.opened import Opened
+from ..volumespec import left_behind
 from . import hostprint, layout, rootfs, tarwrite
 from .layout import ImageFacts, Manifest, Member
 from .work import Work
@@ -139,12 +141,12 @@ def describe(opened: Opened, image: ImageFacts, packed: int | None) -> Manifest:
     """The manifest of a saved state. ``packed``: the size of the image's tar, if that is to be a member."""
     from .. import __version__
 
-    snapshot = opened.snapshot
+    snapshot, spec = opened.snapshot, opened.snapshot.spec
     files = opened.manifest["files"]
     return Manifest(
         kind=snapshot.kind,
         engine=snapshot.engine,
-        spec=snapshot.spec,
+        spec=replace(spec, volumes=left_behind(spec.volumes, live=snapshot.kind == "live")),
         format=opened.format,
         image=image,
         state=tuple(Member(name, entry["bytes"], entry["sha256"]) for name, entry in sorted(files.items())),

@@ -11,7 +11,7 @@ import click
 
 from ..errors import FileMissing, SlopletError
 from .options import Verb, json_option, name_argument
-from .output import print_json, size
+from .output import note, print_json, size
 from .working import finish, shown, working
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def export(name: str, file: str, no_image: bool, as_json: bool) -> None:
     from .saved import kind_text
 
     click.echo(f"{file}: {kind_text(made)}, {size(length)} in {seconds:.2f} s")
+    if left := [volume.path for volume in made.spec.volumes if volume.mounted]:
+        note(f"what is in its volumes is not in the archive: {', '.join(left)}")
 
 
 async def _export(name: str, file: str, image: bool) -> tuple[Snapshot, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .netoptions import network_options
-from .options import Verb, json_option, life_options, sandbox_arguments, spec_options, template_option
+from .options import Verb, json_option, life_options, sandbox_arguments, spec_options, template_option, volume_option
 from .output import print_json
 from .working import finish, working
 
@@ -22,11 +22,13 @@ from .working import finish, working
     sloplet create dev --reuse && sloplet exec dev -- make
     sloplet create web --template warm --idle 5m --checkpoint-every 60s
     sloplet create careful --undo 10
+    sloplet create work -v cache:/cache -v ./repo:/workspace:copy
     sloplet create web --port 8000 --allow pypi.org --allow files.pythonhosted.org
     """,
 )
 @click.argument("name")
 @spec_options
+@volume_option
 @template_option
 @network_options
 @life_options

@@ -40,6 +40,7 @@ VERBS = {
     "export": ("archive", "Write a sandbox to one file."),
     "import": ("archive", "Start a sandbox from such a file."),
     "image": ("image", "Images: pull, build, list, push and remove them."),
+    "volume": ("volume", "Data that outlives sandboxes."),
     "net": ("net", "What sandboxes may reach, and what they have reached."),
     "secret": ("secret", "Values that a sandbox uses and never sees."),
     "url": ("url", "The URL of a server inside."),

@@ -107,6 +107,15 @@ spec_options = stacked(
     click.option("--sudo/--no-sudo", "sudo", default=None, help="Whether root has powers, and sudo works, inside."),
 )
 
+volume_option = click.option(
+    "-v",
+    "--volume",
+    "volumes",
+    multiple=True,
+    metavar="SRC:DST[:HOW]",
+    help="A named volume or a folder (with a / or .) at DST; HOW: ro, rw, copy, shared. See `sloplet volume`.",
+)
+
 template_option = click.option(
     "--template",
     metavar="TEMPLATE",
@@ -137,11 +146,26 @@ def sandbox_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any
         if key in arguments:
             arguments[key] = whole_number(key.replace("_", "-"), arguments[key])
     arguments["env"] = environment(options.get("env", ()), options.get("env_files", ()))
+    if options.get("volumes"):
+        arguments["volumes"] = volumes(options["volumes"])
     if "allow" in options:
         from .netoptions import network_arguments
 
         arguments.update(network_arguments(options, ask))
     return arguments
+
+
+def volumes(texts: Iterable[str]) -> dict[str, Any]:
+    """``-v`` given any number of times."""
+    from ..volumespec import parse_volume
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        path, wanted = parse_volume(text)
+        if path in found:
+            raise SpecError(f"-v {text[:80]}: there is a volume at {path} already", hint="give each a path of its own")
+        found[path] = wanted
+    return found
 
 
 def whole_number(name: str, text: str) -> int:

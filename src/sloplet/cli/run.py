@@ -19,6 +19,7 @@ from .options import (
     spec_options,
     stacked,
     template_option,
+    volume_option,
 )
 from .output import complain, note, plain, print_json, size
 
@@ -47,6 +48,7 @@ io_options = stacked(
     sloplet run -c 'echo $HOME; rm -rf --no-preserve-root /'
     cat data.csv | sloplet run --memory 256m --timeout 30 -- sort
     sloplet run --copy ./project:project -w /workspace/project -- make test
+    sloplet run -v ./repo:/workspace:rw -v cache:/home/agent/.cache -- make test
     sloplet run --out result.json -c 'echo {} > result.json'
     sloplet run --at-least container --json -- id
     sloplet run -it -- bash
@@ -58,6 +60,7 @@ io_options = stacked(
     """,
 )
 @spec_options
+@volume_option
 @template_option
 @network_options
 @io_options
@@ -66,7 +69,7 @@ io_options = stacked(
 @click.option("--entrypoint", is_flag=True, help="Give the command to the image's own entrypoint, as its arguments.")
 @click.option("-P", "--publish-image-ports", "image_ports", is_flag=True,
               help="Listen on this machine for the ports that the image exposes.")  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is enforced and how long things took.")
+@click.option("--verbose", is_flag=True, help="Say on stderr what is enforced and how long things took.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def run(command: tuple[str, ...], **options: Any) -> int:

@@ -9,7 +9,7 @@ import click
 
 from ..errors import SpecError
 from .netoptions import NETWORK_KEYS, network_options
-from .options import SPEC_KEYS, Verb, name_argument, sandbox_arguments, spec_options, template_option
+from .options import SPEC_KEYS, Verb, name_argument, sandbox_arguments, spec_options, template_option, volume_option
 from .output import note
 
 _PROMPT = r"\[\e[1;32m\]\u@{name}\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ "
@@ -31,6 +31,7 @@ _START = "command -v bash >/dev/null 2>&1 && exec bash; unset PS1; exec sh -i"
 )
 @name_argument(required=False)
 @spec_options
+@volume_option
 @template_option
 @network_options
 @click.option("--shell", "program", metavar="COMMAND", help="Another shell. [default: bash, else sh]")
@@ -41,14 +42,13 @@ def shell(ctx: click.Context, /, name: str | None, program: str | None, **option
     `~.` at the beginning of a line leaves at once.
     """
     default = click.core.ParameterSource.DEFAULT
-    known = [key for key in (*SPEC_KEYS, *NETWORK_KEYS) if key in options]
+    known = [key for key in (*SPEC_KEYS, *NETWORK_KEYS, "volumes") if key in options]
     given = [key for key in known if ctx.get_parameter_source(key) is not default]
     if options["ask"]:
         raise SpecError("the terminal is the shell's", hint="answer in another, with `sloplet net ask NAME`")
     if name is not None and (refused := [key for key in given if key not in ("user", "workdir")]):
-        flag = "--" + refused[0].removesuffix("s" if refused[0] in ("secrets", "ports", "links") else "").replace(
-            "_", "-"
-        )
+        several = refused[0] in ("secrets", "ports", "links", "volumes")
+        flag = "--" + refused[0].removesuffix("s" if several else "").replace("_", "-")
         raise SpecError(
             f"{flag} is for a fresh sandbox, and {name!r} is there already", hint=f"leave {flag} or the name"
         )

@@ -13,6 +13,7 @@ from ..errors import (
     SandboxPaused,
     SnapshotNotFound,
     UnsupportedOperation,
+    VolumeInUse,
 )
 from ..live import Live
 from ..spec import check_fork
@@ -118,6 +119,7 @@ class Branches(Sleeping):
     ) -> list[SandboxInfo]:
         runtime = self._runtime
         head: str | None
+        _check_volumes(await runtime.find(sandbox_id))
         async with AsyncExitStack() as held:
             if snapshot_id is not None:
                 info = await runtime.find(sandbox_id)
@@ -173,6 +175,16 @@ class Branches(Sleeping):
             done = await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(runtime.kill(item.id) for item in done if isinstance(item, SandboxInfo)))
             raise
+
+
+def _check_volumes(info: SandboxInfo) -> None:
+    """A copy would write what only its parent may."""
+    for volume in info.spec.volumes:
+        if volume.exclusive:
+            raise VolumeInUse(
+                f"{info.name or info.id} cannot be forked: it has the volume {volume.source!r} for itself",
+                hint="make it with Volume(..., shared=True) or read-only; `sloplet volume clone` copies a volume",
+            )
 
 
 def _rolled_back(info: SandboxInfo) -> SandboxPaused:

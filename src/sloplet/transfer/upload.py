@@ -46,7 +46,7 @@ async def upload(
             return meter.done(path, last=True)
         if not stat.S_ISDIR(info.st_mode):
             raise FileError(f"{path} is neither a file nor a directory", errno=errno.EINVAL)
-        return await _upload_tree(files, fd, target, on_progress)
+        return await upload_tree(files, fd, target, on_progress)
 
 
 @dataclass
@@ -60,8 +60,9 @@ class _Plan:
     size: int = 0
 
 
-def _survey(root: int) -> _Plan:
-    """Look through a tree without following anything. FileError for a link that would lead out of it."""
+def _survey(root: int, any_link: bool) -> _Plan:
+    """Look through a tree without following anything. FileError for a link that would lead out of it, unless
+    ``any_link``."""
     plan = _Plan()
     todo = [""]
     while todo:
@@ -80,7 +81,7 @@ def _survey(root: int) -> _Plan:
                         plan.size += info.st_size
                     elif stat.S_ISLNK(info.st_mode):
                         text = os.readlink(entry.name, dir_fd=fd)
-                        if not stays_inside(name, text):
+                        if not any_link and not stays_inside(name, text):
                             raise FileError(
                                 f"the link {name!r} leads out of the directory, to {text!r}",
                                 hint="remove it, or copy what it points to by itself",
@@ -95,8 +96,11 @@ def _survey(root: int) -> _Plan:
     return plan
 
 
-async def _upload_tree(files: AsyncFiles, root: int, target: str, on_progress: OnProgress | None) -> Progress:
-    plan = await asyncio.to_thread(_survey, root)
+async def upload_tree(
+    files: AsyncFiles, root: int, target: str, on_progress: OnProgress | None = None, *, any_link: bool = False
+) -> Progress:
+    """What is in an open folder of the host's. ``any_link``: links are text, wherever they would lead inside."""
+    plan = await asyncio.to_thread(_survey, root, any_link)
     meter = Meter(on_progress, len(plan.files), plan.size, plan.skipped)
     base = target.rstrip("/") or "/"
     await files.mkdir(base)

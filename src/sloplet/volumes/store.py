@@ -90,7 +90,7 @@ class Volumes:
         records.read(self.home, check_volume_name(name))
         lease = take(self.home, name, Use("its removal", mode="alone", since=time.time(), pid=os.getpid()))
         try:
-            with self._staging() as (volumes, staged):
+            with staging(self.home) as (volumes, staged):
                 try:
                     os.rename(name, staged, src_dir_fd=volumes, dst_dir_fd=volumes)
                     os.fsync(volumes)
@@ -106,7 +106,7 @@ class Volumes:
     def remove_snapshot(self, name: str, snapshot: str) -> None:
         """VolumeNotFound."""
         records.read(self.home, name, snapshot)
-        with self._staging() as (volumes, staged):
+        with staging(self.home) as (volumes, staged):
             try:
                 os.rename(f"{name}/{SNAPSHOTS}/{snapshot}", staged, src_dir_fd=volumes, dst_dir_fd=volumes)
                 os.fsync(volumes)
@@ -183,7 +183,7 @@ class Volumes:
     def _publish(self, info: VolumeInfo, fill: Callable[[int], None], place: str) -> None:
         """Make a volume, or a snapshot, in a folder without a name, and give it that when it is complete."""
         self.home.open()
-        with self._staging() as (volumes, staged):
+        with staging(self.home) as (volumes, staged):
             try:
                 self._check_free(volumes, place)
                 os.mkdir(staged, 0o700, dir_fd=volumes)
@@ -207,34 +207,35 @@ class Volumes:
             return
         raise _taken(place)
 
-    @contextmanager
-    def _staging(self) -> Iterator[tuple[int, str]]:
-        """``volumes/`` and a name in it that is ours: what is there at the end, or after a crash, is removed."""
-        self.home.open()
-        staging = new_id()
-        lock = FileLock.take(staging_lock(self.home, staging), wait=True)
-        assert lock is not None
+
+@contextmanager
+def staging(home: Home) -> Iterator[tuple[int, str]]:
+    """``volumes/`` and a name in it that is ours: what is there at the end, or after a crash, is removed."""
+    home.open()
+    ours = new_id()
+    lock = FileLock.take(staging_lock(home, ours), wait=True)
+    assert lock is not None
+    try:
+        volumes = os.open(home.volumes, FOLDER)
+    except OSError as error:
+        lock.release()
+        raise unwritable(home.volumes, error) from error
+    try:
+        yield volumes, f".tmp-{ours}"
+    finally:
+        os.close(volumes)
         try:
-            volumes = os.open(self.home.volumes, FOLDER)
-        except OSError as error:
-            lock.release()
-            raise unwritable(self.home.volumes, error) from error
-        try:
-            yield volumes, f".tmp-{staging}"
+            remove_staged(home, ours)
         finally:
-            os.close(volumes)
-            try:
-                remove_staged(self.home, staging)
-            finally:
-                lock.release()
+            lock.release()
 
 
-def staging_lock(home: Home, staging: str) -> Path:
-    return home.run / f"volume-{staging}.lock"
+def staging_lock(home: Home, staged: str) -> Path:
+    return home.run / f"volume-{staged}.lock"
 
 
-def remove_staged(home: Home, staging: str) -> None:
-    remove_below(home.volumes, f".tmp-{staging}")
+def remove_staged(home: Home, staged: str) -> None:
+    remove_below(home.volumes, f".tmp-{staged}")
 
 
 def _rename(volumes: int, staged: str, place: str) -> None:
