@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
 
 from sloplet.images.media import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, host_platform
 
@@ -99,6 +100,9 @@ class RudeRegistry:
         self.script: dict[str, list[Answer]] = {}  #: path (or its end) -> what to answer, one after the other
         self.before: Callable[[Request], Reply | None] | None = None  #: asked first, every time
         self.ranges = True
+        self.swallow = 0  #: of the next large body keep so many bytes, and hang up
+        self.lends = True  #: blobs of other repositories are mounted
+        self.uploads: dict[str, bytes] = {}
         self._held: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
@@ -150,8 +154,16 @@ class RudeRegistry:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:]) if name}
-        request = Request(method, path, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+        request = Request(method, path, headers, b"")
         self.requests.append(request)
+        length = int(headers.get("content-length", "0"))
+        if self.swallow and length > self.swallow:  # take a part of it, and hang up
+            partly = await reader.readexactly(self.swallow)
+            name = path.partition("?")[0].rpartition("/")[2]
+            self.uploads[name] = self.uploads.get(name, b"") + partly
+            self.swallow = 0
+            return False
+        request.body = await reader.readexactly(length)
         reply = self._reply(request)
         return await self._send(reply, request, reader, writer)
 
@@ -188,12 +200,37 @@ class RudeRegistry:
                     return found
                 break
         name = path.rpartition("/")[2]
+        if request.method in ("POST", "PATCH", "PUT") or "/uploads/" in path:
+            return self._upload(request, path, name)
         if "/manifests/" in path and name in self.manifests:
             data, kind = self.manifests[name]
             return Reply(200, data, {"Content-Type": kind, "Docker-Content-Digest": digest(data)})
         if "/blobs/" in path and name in self.blobs:
             return self._blob(request, self.blobs[name])
         return Reply(404, b'{"errors":[{"code":"UNKNOWN","message":"not here"}]}')
+
+    def _upload(self, request: Request, path: str, name: str) -> Reply:
+        query = parse_qs(urlsplit(request.path).query)
+        if path.endswith("/manifests/" + name):
+            self.manifests[name] = (request.body, request.headers["content-type"])
+            return Reply(201, headers={"Docker-Content-Digest": digest(request.body)})
+        if request.method == "POST":
+            if query.get("mount", [""])[0] in self.blobs and self.lends:
+                return Reply(201)
+            self.uploads[f"u{len(self.uploads)}"] = b""
+            return Reply(202, headers={"Location": f"{path}u{len(self.uploads) - 1}?state=0"})
+        have = self.uploads[name]
+        start = request.headers.get("content-range", f"{len(have)}-").partition("-")[0]
+        if request.method != "GET" and int(start) != len(have):
+            return Reply(416)
+        have = self.uploads[name] = have + request.body
+        if request.method == "PUT":
+            if query["digest"] != [digest(have)]:
+                return Reply(400, b'{"errors":[{"message":"digest invalid"}]}')
+            self.blobs[digest(have)] = have
+            return Reply(201, headers={"Docker-Content-Digest": digest(have)})
+        headers = {"Location": f"{path}?state={len(have)}", "Range": f"0-{max(0, len(have) - 1)}"}
+        return Reply(202 if request.method == "PATCH" else 204, headers=headers)
 
     def _blob(self, request: Request, data: bytes) -> Reply:
         wanted = request.headers.get("range", "")

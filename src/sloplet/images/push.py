@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _PARALLEL = 4
 _CHUNK = 16 * 2**20  #: what is larger goes in pieces, and on from where it was cut
 _PIECE = 1 << 18
-_MOST_MOUNTS = 4  # repositories that are asked whether they lend a blob
 
 
 async def push(
@@ -42,29 +41,27 @@ async def push(
         registries = await asyncio.to_thread(configured.load, store.home)
     endpoint = registries.push(reference, insecure=insecure)
     found = await asyncio.to_thread(own.find, endpoint.host, endpoint.repository)
-    lenders = _lenders(image, reference)
+    lender = _lender(image, reference)
     async with adding(store):  # none of its blobs goes while they are sent
         manifest = parse_manifest(await asyncio.to_thread(store.blobs.read, image.manifest, MAX_MANIFEST))
-        async with RegistryClient(endpoint, found, push=True, mount_from=lenders, patience=patience) as client:
-            pushing = _Push(client, store.blobs, lenders, progress)
+        async with RegistryClient(endpoint, found, push=True, mount_from=lender, patience=patience) as client:
+            pushing = _Push(client, store.blobs, lender, progress)
             await pushing.blobs(manifest)
             await pushing.manifest(manifest, reference)
     progress(ImageProgress("done", key=manifest.digest, text=reference.familiar))
     return manifest.digest
 
 
-def _lenders(image: StoredImage, reference: Reference) -> tuple[str, ...]:
-    """Repositories of the same registry that have this image, and so its blobs."""
+def _lender(image: StoredImage, reference: Reference) -> str | None:
+    """A repository of the same registry that has this image, and so its blobs."""
     known = [references.parse(text) for text in image.references]
     names = [other.repository for other in known if other.registry == reference.registry]
-    return tuple(dict.fromkeys(name for name in names if name != reference.repository))[:_MOST_MOUNTS]
+    return next((name for name in names if name != reference.repository), None)
 
 
 class _Push:
-    def __init__(
-        self, client: RegistryClient, blobs: BlobStore, lenders: tuple[str, ...], progress: OnImageProgress
-    ) -> None:
-        self._client, self._blobs, self._lenders, self._progress = client, blobs, lenders, progress
+    def __init__(self, client: RegistryClient, blobs: BlobStore, lender: str | None, progress: OnImageProgress) -> None:
+        self._client, self._blobs, self._lender, self._progress = client, blobs, lender, progress
         self._url = client.endpoint.url
 
     async def blobs(self, manifest: Manifest) -> None:
@@ -126,25 +123,20 @@ class _Push:
 
     async def _begin(self, blob: Descriptor) -> str:
         """Where to upload it; "" if another repository lent it."""
-        for lender in (*self._lenders, None):
-            words = urlencode({"mount": blob.digest, "from": lender}) if lender else ""
+        words = f"?{urlencode({'mount': blob.digest, 'from': self._lender})}" if self._lender else ""
 
-            async def once(words: str = words) -> tuple[int, str]:
-                headers = {"Content-Length": "0"}
-                url = f"{self._url}/blobs/uploads/" + (f"?{words}" if words else "")
-                async with self._client.open("POST", url, headers=headers) as answer:
-                    await self._client.expect(answer, f"an upload of {_name(blob)}", 201, 202)
-                    location = answer.headers.get("Location", "")
-                    return answer.status_code, self._client.target(str(answer.url), location) if location else ""
-
-            status, location = await self._client.again(once)
-            if status == 201:
-                return ""
-            if not lender:
+        async def once() -> str:
+            headers = {"Content-Length": "0"}
+            async with self._client.open("POST", f"{self._url}/blobs/uploads/{words}", headers=headers) as answer:
+                await self._client.expect(answer, f"an upload of {_name(blob)}", 201, 202)
+                if answer.status_code == 201:
+                    return ""
+                location = answer.headers.get("Location", "")
                 if not location:
                     raise RegistryError(f"{self._client.endpoint.host} does not say where to upload")
-                return str(location)
-        raise AssertionError
+                return self._client.target(str(answer.url), location)
+
+        return str(await self._client.again(once))
 
     async def _upload(self, blob: Descriptor, url: str, told: Callable[[int], None]) -> None:
         """In one request, or what is large in pieces."""

@@ -46,7 +46,7 @@ class RegistryClient:
 
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials = ANONYMOUS, *, push: bool = False,
-        mount_from: tuple[str, ...] = (), patience: Patience | None = None,
+        mount_from: str | None = None, patience: Patience | None = None,
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.patience = patience or Patience()
@@ -57,9 +57,9 @@ class RegistryClient:
             limits=httpx.Limits(max_connections=16, max_keepalive_connections=8),
             headers={"User-Agent": f"sloplet/{__version__}", "Accept-Encoding": "identity", "Accept": "*/*"},
         )  # fmt: skip
-        scopes = [f"repository:{endpoint.repository}:pull,push" if push else ""]
-        scopes += [f"repository:{name}:pull" for name in mount_from]
-        self._tokens = Tokens(endpoint, credentials, self.http, [text for text in scopes if text])
+        scopes = [f"repository:{endpoint.repository}:pull,push"] if push else []
+        scopes += [f"repository:{mount_from}:pull"] if mount_from else []
+        self._tokens = Tokens(endpoint, credentials, self.http, scopes)
 
     async def __aenter__(self) -> RegistryClient:
         return self
