@@ -235,7 +235,7 @@ WRONG: list[tuple[str, Members, str]] = [
     ("manifest changed", _changed(oci(MADE), MADE.digest[7:], MADE.manifest + b" "), "not what its digest says"),
     ("manifest said to be large", oci(MADE, entries=[entry(MADE.manifest, size=10**9)]), "1000000000 bytes"),
     ("layer missing", _without(oci(MADE), LAYER), "not whole"),
-    ("layer cut", _changed(oci(MADE), LAYER, MADE.blobs[MADE.layers[0]][:-1]), "has 103 bytes in it; its manifest says 104"),
+    ("layer cut", _changed(oci(MADE), LAYER, MADE.blobs[MADE.layers[0]][:-1]), "has 103 bytes in it"),
     ("layer changed", _changed(oci(MADE), LAYER, MADE.blobs[MADE.layers[0]][:-1] + b"!"), "its digest is"),
     ("config changed", _changed(oci(MADE), CONFIG, MADE.blobs[MADE.config].replace(b"A=1", b"A=2")), "its digest is"),
     ("no layers", oci(make_image(manifest={"layers": []})), "no layers"),
