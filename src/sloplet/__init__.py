@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing typing would cos
 if TYPE_CHECKING:
     from typing import Any
 
+    from .build.image import Image
     from .code.results import CodeContext, CodeFailure, CodeResult, RichResult
     from .controller import Event, SandboxInfo
     from .engines.base import Guarantee
@@ -45,6 +46,7 @@ _WHERE = {
     "CodeFailure": "code.results",
     "CodeContext": "code.results",
     "RichResult": "code.results",
+    "Image": "build.image",
     "SandboxInfo": "controller",
     "Event": "controller",
     "Network": "netspec",
@@ -59,7 +61,7 @@ _WHERE = {
 
 __all__ = [
     "S3", "AsyncProcess", "AsyncSandbox", "CodeContext", "CodeFailure", "CodeResult", "Event", "FileChange", "FileInfo",
-    "Guarantee", "Metrics", "Network", "Process", "ProcessInfo", "Progress", "Result", "RichResult", "Sandbox",
+    "Guarantee", "Image", "Metrics", "Network", "Process", "ProcessInfo", "Progress", "Result", "RichResult", "Sandbox",
     "SandboxInfo", "Secret", "SlopletError", "Volume", "VolumeInfo", "Volumes", "__version__",
 ]  # fmt: skip
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from . import transfer
 from .code.api import AsyncCode
@@ -17,10 +18,11 @@ from .code.contexts import AsyncContexts
 from .code.registry import Registry
 from .controller import Controller, Event, SandboxInfo, Stream
 from .engines.base import Guarantee
-from .errors import ProtocolError, SandboxClosed, SandboxNotFound
+from .errors import ProcessNotFound, ProtocolError, SandboxClosed, SandboxNotFound
 from .files import AsyncFiles, records
 from .finding import create_or_find, default_controller
 from .history import AsyncHistory
+from .imaged import AsyncImaged
 from .netspec import UNSAID, Network, NetworkSpec, Secret
 from .network_api import Asker, AskFunction, AsyncNetwork, AsyncPorts, read_secrets
 from .process import (
@@ -37,6 +39,7 @@ from .process import (
 )
 from .results import Metrics, ProcessInfo, Progress, Result
 from .spec import SandboxSpec, check_name, parse_size
+from .volumespec import Volume
 from .wire.fields import Fields
 from .wire.mux import request
 from .wire.schema import ExecFlag, Op, SignalFlag, Tag
@@ -47,9 +50,18 @@ if TYPE_CHECKING:
 OnProgress = Callable[[Progress], None]
 _MAX_PROCESSES = 100_000
 _list = list  # the class has a method of that name
+_TO_BE_BUILT = "(built when it starts)"
 
 
-class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
+@runtime_checkable
+class Recipe(Protocol):
+    """An image that is built first (``sloplet.Image``)."""
+
+    async def resolve_reference(self) -> str:
+        """Build it, or find it built; what to call it then."""
+
+
+class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
     """A sandbox. Nothing is started before it is entered or first used.
 
     Without a name it is held by this process and gone when closed. With a name it is held by the keeper:
@@ -62,7 +74,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
         self,
         name: str | None = None,
         *,
-        image: str = "host",
+        image: str | Recipe = "host",
         engine: str = "auto",
         at_least: str | None = None,
         cpus: float | None = None,
@@ -75,10 +87,12 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
         secrets: Mapping[str, Secret] | None = None,
         ports: Mapping[int, int] | Sequence[int] = (),
         links: Mapping[str, Any] | None = None,
+        volumes: Mapping[str, str | os.PathLike[str] | Volume] | None = None,
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
         user: str | None = None,
         sudo: bool | None = None,
+        cloud_init: str | os.PathLike[str] | None = None,
         allow_weaker: bool = False,
         template: str | None = None,
         idle: float | str | None = None,
@@ -87,25 +101,36 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
         pool: int = 0,
         controller: Controller | None = None,
     ) -> None:
+        asked = None
+        if cloud_init is not None:
+            from .cloudinit.asked import asked as read_cloud_init
+
+            asked = read_cloud_init(cloud_init)
+            env = {**asked.env, **(env or {})}
+        recipe = image if isinstance(image, Recipe) else None
         self._spec = SandboxSpec.make(
-            name, image=image, engine=engine, at_least=at_least, cpus=cpus, memory=memory, disk=disk, pids=pids,
-            open_files=open_files, ttl=ttl, network=network, secrets=secrets, ports=ports, links=links, env=env,
-            workdir=workdir, user=user, sudo=sudo, allow_weaker=allow_weaker, template=template, idle=idle, undo=undo,
-            checkpoint_every=checkpoint_every, pool=pool,
+            name, image=image if recipe is None else _TO_BE_BUILT, engine=engine, at_least=at_least, cpus=cpus,
+            memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, network=network,
+            secrets=secrets, ports=ports, links=links, volumes=volumes, env=env, workdir=workdir, user=user, sudo=sudo,
+            allow_weaker=allow_weaker, template=template, idle=idle,
+            undo=undo, checkpoint_every=checkpoint_every, pool=pool,
+            cloud_init=asked.spec if asked else None, hostname=asked.hostname if asked else None,
         )  # fmt: skip
-        self._init(controller, secrets, network.ask if isinstance(network, Network) else None)
+        self._init(controller, secrets, network.ask if isinstance(network, Network) else None, recipe)
 
     def _init(
         self,
         controller: Controller | None,
         secrets: Mapping[str, Secret] | None = None,
         ask: AskFunction | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         self._given = controller
         self._controller: Controller | None = controller
         self._info: SandboxInfo | None = None
         self._starting: asyncio.Lock | None = None
         self._closed = False
+        self._recipe = recipe
         self._secrets = dict(secrets or {})
         self._ask = ask
         self._asker = Asker()
@@ -173,6 +198,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
                 if self._controller is None:
                     self._controller = await default_controller(named=self._spec.name is not None)
                 values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
+                if self._recipe is not None:
+                    self._spec = replace(self._spec, image=await self._recipe.resolve_reference())
                 info = await create_or_find(self._controller, self._spec)
                 await self._furnish(self._controller, info, values)
                 self._info = info
@@ -264,7 +291,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
 
     async def run(
         self,
-        command: Command,
+        command: Command | None = None,
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -278,13 +305,16 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
         max_output: int | str = DEFAULT_MAX_OUTPUT,
         pty: bool | tuple[int, int] = False,
     ) -> Result:
-        """Run a command to its end. A string goes to /bin/sh, a list is the argument vector.
+        """Run a command to its end. A string goes to /bin/sh, a list is the argument vector; without one it is what the
+        image runs by itself.
 
         ``timeout`` ends it with everything it started (``timed_out``). ``on_stdout`` and ``on_stderr`` get the
         output as it comes: text, or bytes with ``text=False``.
         Output beyond ``max_output`` is counted and dropped (``truncated``). ``check`` raises CommandFailed.
         """
         capture = make_capture(max_output, text, on_stdout, on_stderr)
+        if command is None:
+            command = await self.image_command()
         fields = exec_request(command, cwd=cwd, env=env, user=user, timeout=timeout, pty=pty, stdin=input is not None)
         stream = await self._open(fields)
         if input is None:
@@ -298,7 +328,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
 
     async def spawn(
         self,
-        command: Command,
+        command: Command | None = None,
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -314,6 +344,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
         """Start a command and return at once. ``pty`` gives it a terminal (``True`` or ``(rows, cols)``), ``stdin`` a
         pipe to write to. ``detached``: it goes on when nobody follows it, until the sandbox ends."""
         most = parse_size(max_output, "max_output")
+        if command is None:
+            command = await self.image_command()
         stream = await self._open(
             exec_request(
                 command, cwd=cwd, env=env, user=user, timeout=timeout, pty=pty, stdin=stdin, detached=detached, tag=tag
@@ -353,6 +385,18 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncCode):
             request(Op.SIGNAL, (Tag.PID, pid), (Tag.SIGNUM, signal_number(signal)), (Tag.FLAGS, flags))
         )
         await stream.result()
+
+    async def _check(self, command: Command, timeout: float) -> Result:
+        return await self.run(command, timeout=timeout)
+
+    async def _ended(self, pid: int) -> None:
+        try:
+            await (await self.attach(pid, replay=False, lossy=True, max_output=1)).wait()
+        except ProcessNotFound:
+            pass
+
+    async def _send_signal(self, pid: int, signal: str) -> None:
+        await self.signal(pid, signal)
 
     # -- files -----------------------------------------------------------------
 
