@@ -34,12 +34,13 @@ from .state.home import Home, remove_log
 from .state.locks import Owner
 from .state.snapshots import SnapshotStore
 from .state.store import Store
-from .volumed import open_for
+from .volumed import bring_copies, drop_copies, open_for
 from .wire.fields import Fields
 from .wire.mux import HostMux, HostStream
 from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
+    from .images.store import ImageStore
     from .network.ports import Ports
     from .networks import Networks
     from .pools import Pools
@@ -73,6 +74,7 @@ class Holder:
         self._owner = Owner(self.home)
         self._live: dict[str, Live] = {}
         self._state = ThreadPoolExecutor(1, thread_name_prefix="sloplet-state")
+        self._images: ImageStore | None = None
         self._dead_reasons: dict[str, str] = {}  # of embedded sandboxes that died; bounded
         self._reaped = False
         self._over = False  # at interpreter exit: nothing new begins
@@ -163,8 +165,19 @@ class Holder:
         if spec.image == "host":
             return ResolvedImage("host")
         from .images.resolve import resolve
+        from .images.store import ImageStore
 
-        return await self.on_state(lambda: resolve(spec.image, self.home))
+        if self._images is None:
+            self._images = ImageStore(self.home)
+        store = self._images
+        # Minutes, where it is pulled: in a thread of its own, to the end; for who gives up it is closed again.
+        work = self.background(self._in_thread(None, lambda: resolve(spec.image, self.home, store=store)))
+        try:
+            found: ResolvedImage = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_close_image)
+            raise
+        return found
 
     async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str, *, alone: bool = False) -> Live:
         """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``. ``alone``: it
@@ -177,11 +190,13 @@ class Holder:
             spec = replace(spec, name=info.name, hostname=spec.hostname or info.name or info.id)
         request = StartRequest(place, spec, origin.image, self.home.place(owner, place), origin.restore)
         volumes = await open_for(self, info, spec, alone=alone)
+        image = origin.image.held()
         try:
             if volumes is not None:
                 request = replace(request, volumes=volumes.mounts, held=volumes.held)
             instance = await origin.engine.start(request)
         except BaseException:
+            image.close()
             if volumes is not None:
                 volumes.close()
             raise
@@ -195,10 +210,12 @@ class Holder:
             mux.hello(hello_fields(instance, info.id, added, still=alone))
             check_served(egress, await first_answer(instance, mux, _START_TIMEOUT))
             info = replace(info, state="running", workdir=instance.hello.workdir)
-            live = Live(info, owner, origin.engine, instance, mux, origin.spec, origin.image, place)
+            live = Live(info, owner, origin.engine, instance, mux, origin.spec, image, place)
             live.egress, live.volumes = egress, volumes
             live.used = asyncio.get_running_loop().time()
             await origin.lay_out(live)
+            if not alone:
+                await bring_copies(self, live, origin)
             await furnish(live, _START_TIMEOUT, again=again)
         except BaseException:
             if mux is not None:
@@ -206,6 +223,7 @@ class Holder:
             instance.kill()
             close_fds(instance)
             await asyncio.shield(wait_and_clean(instance))
+            image.close()
             if volumes is not None:
                 volumes.close()
             raise
@@ -316,6 +334,7 @@ class Holder:
         live.mux.fail(live.farewell)
         close_fds(live.instance)
         live.instance.cleanup()
+        live.image.close()
         if live.volumes is not None:
             live.volumes.close()
         await self.on_state(lambda: self.home.remove_place(live.owner, live.place))
@@ -356,6 +375,8 @@ class Holder:
                 if not (died and self.holder == "keeper"):
                     await self.delete_saved(sandbox_id)
                 await self.on_state(finish)
+            if live.spec.volumes:
+                await drop_copies(self)
         except OSError as error:
             if isinstance(error, SlopletError):
                 raise
@@ -397,6 +418,8 @@ class Holder:
     def _release(self) -> None:
         self._owner.release()
         self.store.close()
+        if self._images is not None:
+            self._images.close()
 
     def end_now(self) -> None:
         """The synchronous backstop at interpreter exit: nothing survives us, also without a loop."""
@@ -462,6 +485,11 @@ class Holder:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "sloplet: a background task failed", "exception": task.exception(), "task": task}
             )
+
+
+def _close_image(work: asyncio.Task[ResolvedImage]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().close()
 
 
 def _remember(reasons: dict[str, str], sandbox_id: str, reason: str) -> None:

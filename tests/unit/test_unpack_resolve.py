@@ -78,7 +78,7 @@ def test_folders(home: Home, rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     "image",
-    ["python:3.12-slim", "debian", "registry.example/x/y@sha256:00", "", "dir:", "dir:/none", "./none", "/none/x.tar",
+    ["registry.example/x/y@sha256:00", "Debian:12", "", "dir:", "dir:/none", "./none", "/none/x.tar",
      "none.tar.gz", "HOST", "file:///x", "./none/../../x", "~nobody-such/x", "/dev/null/x"],
 )  # fmt: skip
 def test_what_is_not_there(home: Home, image: str) -> None:
@@ -170,10 +170,10 @@ def test_a_tar_over_a_limit_leaves_nothing(home: Home) -> None:
 def test_two_at_once_unpack_once(home: Home) -> None:
     Path("i.tar").write_bytes(ROOTFS)
     home.open()
-    children = [start(lambda: resolve("i.tar", Home(home.path))) for _ in range(6)]
-    results = [finish(*child) for child in children]
-    assert len(set(results)) == 1
-    assert whole(results[0])
+    children = [start(lambda: resolve("i.tar", Home(home.path)).path) for _ in range(6)]
+    paths = {finish(*child) for child in children}
+    assert len(paths) == 1
+    assert whole(resolve("i.tar", home))
     assert len(os.listdir(home.images)) == 1
     assert sorted(os.listdir(home.run)) == ["owners"]
 

@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 from ..engines.base import ResolvedImage
 from ..errors import ImageError, ImageInvalid, ImageNotFound, SnapshotIncompatible
-from ..images.resolve import Staging, resolve, unpacked
+from ..images.resolve import publish_staged, resolve, unpack_staged, unpacked
+from ..images.staging import Staging
 from ..images.unpack import UnpackLimits
 from ..state.home import Home
 from ..state.locks import FileLock, image_lock_path
@@ -38,6 +39,8 @@ class Incoming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._image is not None:
+            self._image.close()
         if self._staging is not None:
             self._staging.close()
         if self._lock is not None:
@@ -59,7 +62,7 @@ class Incoming:
             return _digest(source)
         self._staging = Staging(self._home, key)
         try:
-            result = self._staging.unpack(source, UnpackLimits(bytes=size))
+            result = unpack_staged(self._staging, source, UnpackLimits(bytes=size))
         except ImageInvalid as error:
             raise damaged(f"its image cannot be used: {error.message}") from error
         if result.packing != "tar":
@@ -68,13 +71,14 @@ class Incoming:
         return result.digest
 
     def publish(self) -> ResolvedImage:
-        """The archive was whole: the image is there from now on."""
+        """The archive was whole: the image is there from now on, and the caller closes it."""
         if self._image is None:
             assert self._staging is not None
             content = self._manifest.image.content
-            self._staging.publish(content, {**self._entries, "source": self._manifest.image.reference})
+            publish_staged(self._staging, content, {**self._entries, "source": self._manifest.image.reference})
             self._image = unpacked(self._home, content)
-        return self._image
+        image, self._image = self._image, None
+        return image
 
 
 def here(home: Home, manifest: Manifest) -> ResolvedImage | None:
@@ -109,6 +113,7 @@ def _by_reference(home: Home, facts: ImageFacts) -> ResolvedImage:
             return image
         if facts.content and rootfs.measure(image.path, owners=image.owners_kept)[1] == facts.content:
             return image
+    image.close()
     raise ImageNotFound(
         f"the archive comes without its image, and {facts.reference[:200]!r} is another one here", hint=hint
     )

@@ -7,7 +7,7 @@ made*. Every engine, ``fake`` too, passes ``sloplet.testing.conformance``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from ..spec import SandboxSpec
 
 if TYPE_CHECKING:
     from ..images.config import ImageConfig
+    from ..images.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,17 @@ class ResolvedImage:
     #: whether files in ``path`` carry the image's own owners (unpacked as root) or all belong to the caller
     owners_kept: bool = False
     config: ImageConfig | None = None  #: what the image says of how it wants to be run; None: it says nothing
+    #: keeps ``path`` from being removed; whoever has got it by ``resolve`` or ``held`` closes it
+    lease: Lease | None = field(default=None, compare=False, repr=False)
+
+    def held(self) -> ResolvedImage:
+        """The same for one more user, who closes it when he has ended."""
+        return self if self.lease is None else replace(self, lease=self.lease.share())
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.lease is not None:
+            self.lease.close()
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class BlobStore:
     def open(self, digest: str) -> BinaryIO:
         """ImageNotFound. What was written was checked; a disk may have changed it since."""
         try:
-            return os.fdopen(os.open(self.path_of(digest), _READ), "rb", buffering=0)  # type: ignore[return-value]
+            return os.fdopen(os.open(self.path_of(digest), _READ), "rb", buffering=0)
         except FileNotFoundError:
             raise missing(digest) from None
         except OSError as error:

@@ -17,27 +17,36 @@ from ..state.locks import FileLock
 FACTS = "image.json"  #: what is known of a tree; comes last, so what has it is whole
 
 
-class Lease:
-    """Shared by those who ``share`` it; the lock goes with the last ``close``."""
+class _Held:
+    """A lock with as many users as there are open leases on it."""
 
     def __init__(self, lock: FileLock) -> None:
-        self._file = lock
-        self._users = 1
-        self._users_lock = threading.Lock()
+        self.file = lock
+        self.users = 0
+        self.users_lock = threading.Lock()
+
+
+class Lease:
+    """The lock goes with the last of those that share it."""
+
+    def __init__(self, lock: FileLock | _Held) -> None:
+        self._held = lock if isinstance(lock, _Held) else _Held(lock)
+        self._open = True
+        with self._held.users_lock:
+            self._held.users += 1
 
     def share(self) -> Lease:
-        """For one more user, who closes it too. The caller's own is open."""
-        with self._users_lock:
-            if self._users:
-                self._users += 1
-        return self
+        """One more, for another user. This one is open."""
+        return Lease(self._held)
 
     def close(self) -> None:
-        """Once for each user."""
-        with self._users_lock:
-            self._users = max(self._users - 1, 0)
-            if not self._users:
-                self._file.release(remove=False)
+        """Idempotent."""
+        with self._held.users_lock:
+            if self._open:
+                self._open = False
+                self._held.users -= 1
+                if not self._held.users:
+                    self._held.file.release(remove=False)
 
 
 def take(folder: Path, *, shared: bool = True) -> FileLock | None:

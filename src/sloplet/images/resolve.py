@@ -1,15 +1,16 @@
 """From what a user wrote as ``image=`` to the folder a sandbox's root is made of.
 
-``host``; a root filesystem in a folder (``dir:PATH``, or a path); a tar of one, which is unpacked once
-into ``images/SHA256/rootfs`` and used again. Published by rename: an image is there whole or not at
-all, however many processes unpack it and whichever of them is killed.
+``host``; an image of the store by reference or id, which is pulled if it is not here; a root filesystem in a folder
+(``dir:PATH``, or a path); a tar of one, which is unpacked once into ``images/SHA256/rootfs`` and used again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
+import re
 import stat
 import time
 from contextlib import suppress
@@ -17,21 +18,38 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..engines.base import ResolvedImage
-from ..errors import ImageError, ImageInvalid, ImageNotFound
-from ..fs import remove_tree, sync_filesystem, write_all, write_atomic
+from ..errors import ImageError, ImageInvalid, ImageNotFound, SpecError
+from ..fs import FOLDER, write_all, write_atomic
 from ..state.home import Home, unwritable
 from ..state.locks import FileLock, image_lock_path
+from . import lease
+from .progress import OnImageProgress, silent
+from .reference import parse
+from .staging import Staging
+from .store import ImageStore, StoredImage
+from .trees import leased
 from .unpack import Unpack, UnpackLimits, unpack
 
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tar.zst", ".tzst")
-_FORMS = "use 'host', a folder that holds a root filesystem ('dir:/path', './path'), or a tar of one ('./image.tar.gz')"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FORMS = (
+    "use 'host', an image ('debian:12', 'registry.example/team/app@sha256:...'), a folder that holds a root filesystem "
+    "('dir:/path', './path'), or a tar of one ('./image.tar.gz')"
+)
+_ID_RE = re.compile(r"sha256:[0-9a-f]*\Z")
 
 
-def resolve(image: str, home: Home, *, limits: UnpackLimits | None = None) -> ResolvedImage:
-    """The image's root. Quick for what was seen before; unpacking a tar takes seconds: call it in a thread.
+def resolve(
+    image: str,
+    home: Home,
+    *,
+    limits: UnpackLimits | None = None,
+    store: ImageStore | None = None,
+    progress: OnImageProgress = silent,
+) -> ResolvedImage:
+    """The image's root, which the caller closes. Quick for what was seen before; else it may take minutes: call it in a
+    thread that runs no event loop.
 
-    Raises ImageNotFound, ImageInvalid, StateUnwritable.
+    Raises ImageNotFound, ImageInvalid, ImagePlatform, RegistryError, StateError.
     """
     if image == "host":
         return ResolvedImage("host")
@@ -42,16 +60,38 @@ def resolve(image: str, home: Home, *, limits: UnpackLimits | None = None) -> Re
     elif image.lower().endswith(_TAR_SUFFIXES):
         path = Path(image)
     else:
-        raise ImageNotFound(
-            f"{image!r} is not an image that can be used yet: registries and OCI images come in a later version",
-            hint=_FORMS,
-        )
+        return _of_store(image, ImageStore(home) if store is None else store, progress)
     try:
         if path.is_dir():
             return _folder(path, image, home)
         return _tar(path, image, home, limits)
     except (ValueError, OSError) as error:
         raise _no_access(image, error) from error
+
+
+def _of_store(image: str, store: ImageStore, progress: OnImageProgress) -> ResolvedImage:
+    for _ in range(3):
+        found = find_or_pull(image, store, progress)
+        try:
+            return store.resolve(found, progress)
+        except ImageNotFound:
+            continue  # somebody removed it meanwhile
+    return store.resolve(find_or_pull(image, store, progress), progress)
+
+
+def find_or_pull(image: str, store: ImageStore, progress: OnImageProgress = silent) -> StoredImage:
+    """What a reference or an id means here; a reference that means nothing here is pulled."""
+    if _ID_RE.match(image):
+        return store.find(image)
+    try:
+        reference = parse(image)
+    except SpecError as error:
+        raise ImageNotFound(f"the image {image[:200]!r} does not exist: {error.message}", hint=_FORMS) from error
+    with suppress(ImageNotFound):
+        return store.find(image)
+    from .pull import pull
+
+    return asyncio.run(pull(reference, store, progress=progress))
 
 
 def _no_access(image: str, error: Exception) -> ImageError:
@@ -141,15 +181,20 @@ def _seen(home: Home, key: str) -> ResolvedImage | None:
 
 
 def unpacked(home: Home, digest: str) -> ResolvedImage:
-    """The image that lies in ``images/DIGEST``. ImageInvalid if there is none, or no whole one."""
+    """The image that lies in ``images/DIGEST``, which the caller closes. ImageInvalid if there is none, or no whole
+    one."""
     try:
-        facts = json.loads((home.images / digest / "image.json").read_bytes())
-        return ResolvedImage("rootfs", home.images / digest / "rootfs", owners_kept=bool(facts["owners_kept"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = leased(home, digest)
+    except FileNotFoundError as error:
+        found, why = None, f" ({error})"
+    else:
+        why = ""
+    if found is None:
         raise ImageInvalid(
-            f"the unpacked image {digest[:12]} is damaged ({error})",
+            f"the unpacked image {digest[:12]} is not there, or damaged{why}",
             hint=f"remove {home.images / digest} and try again",
-        ) from error
+        )
+    return found
 
 
 def _publish(
@@ -157,92 +202,46 @@ def _publish(
 ) -> str:
     """Unpack a tar (the lock of ``key`` is held), and remember where its content is."""
     with Staging(home, key) as staging:
-        result = staging.unpack(source, limits)
+        result = unpack_staged(staging, source, limits)
         after = os.fstat(source.fileno())
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise ImageInvalid("it changed while it was being unpacked", hint="try again")
-        staging.publish(result.digest, {**result.to_dict(), "source": image})
+        publish_staged(staging, result.digest, {**result.to_dict(), "source": image})
         try:
-            _remember(staging.images, staging.name, home, key, result.digest)
+            _remember(staging, key, result.digest)
         except OSError as error:
             raise unwritable(home.images, error) from error
     return result.digest
 
 
-class Staging:
-    """``images/.tmp-KEY``, where an image is unpacked before it has its name. The caller holds the lock of ``key``
-    (``image_lock_path``). A context manager: what was not published is removed at its end. Raises StateUnwritable."""
-
-    def __init__(self, home: Home, key: str) -> None:
-        self.name = f".tmp-{key}"
-        self._home = home
-        self._folder = -1
-        try:
-            home.images.mkdir(mode=0o700, exist_ok=True)
-            self.images = os.open(home.images, _FOLDER)
-        except OSError as error:
-            raise unwritable(home.images, error) from error
-        try:
-            remove_tree(self.images, self.name)  # of a writer that was killed
-            os.mkdir(self.name, 0o700, dir_fd=self.images)
-            self._folder = os.open(self.name, _FOLDER, dir_fd=self.images)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise unwritable(home.images, error) from error
-            raise
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def unpack(self, source: BinaryIO, limits: UnpackLimits | None) -> Unpack:
-        """ImageInvalid, and whatever ``source`` raises (an OSError of its own counts as the disk's)."""
-        try:
-            os.mkdir("rootfs", 0o755, dir_fd=self._folder)
-            root = os.open("rootfs", _FOLDER, dir_fd=self._folder)
-            try:
-                return unpack(source, root, limits)
-            finally:
-                os.close(root)
-        except OSError as error:
-            raise unwritable(self._home.images, error) from error
-
-    def publish(self, digest: str, facts: dict[str, Any]) -> None:
-        """Make it durable and give it its name; no error if the same content came in by another path."""
-        try:
-            write_atomic(
-                self._folder, "image.json", json.dumps({**facts, "unpacked_at": time.time()}, indent=1).encode()
-            )
-            sync_filesystem(self._folder)
-            _rename_new(self.images, self.name, digest)
-        except OSError as error:
-            raise unwritable(self._home.images, error) from error
-
-    def close(self) -> None:
-        if self._folder >= 0:
-            os.close(self._folder)
-        with suppress(Exception):
-            remove_tree(self.images, self.name)
-        os.close(self.images)
-
-
-def _rename_new(images: int, name: str, digest: str) -> None:
+def unpack_staged(staging: Staging, source: BinaryIO, limits: UnpackLimits | None) -> Unpack:
+    """ImageInvalid, StateUnwritable, and whatever ``source`` raises (an OSError of its own counts as the disk's)."""
     try:
-        os.rename(name, digest, src_dir_fd=images, dst_dir_fd=images)
+        os.mkdir("rootfs", 0o755, dir_fd=staging.fd)
+        root = os.open("rootfs", FOLDER, dir_fd=staging.fd)
+        try:
+            return unpack(source, root, limits)
+        finally:
+            os.close(root)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return  # the same content came in by another path
-    os.fsync(images)
+        raise unwritable(staging.home.images, error) from error
 
 
-def _remember(images: int, name: str, home: Home, key: str, digest: str) -> None:
+def publish_staged(staging: Staging, digest: str, facts: dict[str, Any]) -> None:
+    """Make it durable and give it its name; no error if the same content came in by another path."""
+    try:
+        data = json.dumps({**facts, "unpacked_at": time.time()}, indent=1).encode()
+        write_atomic(staging.fd, lease.FACTS, data)
+    except OSError as error:
+        raise unwritable(staging.home.images, error) from error
+    staging.publish(digest)
+
+
+def _remember(staging: Staging, key: str, digest: str) -> None:
     """Written under the name that the folder had (free now): what a crash leaves of it the reaper removes."""
+    home, images, name = staging.home, staging.images, staging.name
     home.cache.mkdir(mode=0o700, exist_ok=True)
-    remove_tree(images, name)  # still there if the same content had come in by another path
+    staging.clear()  # still there if the same content had come in by another path
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=images)
     try:
         write_all(fd, digest.encode("ascii"))

@@ -97,8 +97,8 @@ class ImageStore:
             lock.release(remove=False)
 
     def record(self, manifest_digest: str, *, reference: Reference | None = None) -> StoredImage:
-        """Make an image of blobs that are here: its manifest, config and layers. It is called ``reference`` from now on,
-        which another image may have been called before.
+        """Make an image of blobs that are here: its manifest, config and layers. It is called ``reference`` from then
+        on, as another image may have been before.
 
         ImageInvalid: they do not fit each other. ImageNotFound: one is missing.
         """
@@ -134,9 +134,10 @@ class ImageStore:
 
     def find(self, text: str) -> StoredImage:
         """By reference, by id or digest, or by at least six digits of the id. ImageNotFound."""
-        return _stored(self._find(text))
+        return _stored(self.row(text))
 
-    def _find(self, text: str) -> ImageRow:
+    def row(self, text: str) -> ImageRow:
+        """The record of what ``find`` finds."""
         row = None
         if DIGEST_RE.match(text):
             row = self.rows.by_id(text) or self.rows.by_manifest(text)

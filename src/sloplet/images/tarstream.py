@@ -1,18 +1,19 @@
-"""Reading a tar as a stream of entries: ustar, GNU long names, PAX. Pure parsing, every length bounded.
+"""Reading a tar as a stream of entries: ustar, GNU long names, PAX, sparse files. Pure parsing, every length bounded.
 
 Own code because the standard library's reader takes a header's word for how much memory to use, and
-decodes names. Here names stay the bytes they are. What a tar of a root filesystem has no need of
-(sparse files, multi-volume archives) is refused by name, never reinterpreted.
+decodes names. Here names stay the bytes they are. What a tar of files has no need of (multi-volume archives) is
+refused by name, never reinterpreted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import ImageInvalid
+from . import sparse
 
 BLOCK = 512
 MAX_PATH = 4096
@@ -21,15 +22,14 @@ _MAX_PAX = 2**20
 _MAX_EXTENSIONS = 16  # extension headers in front of one entry
 _ZEROS = bytes(BLOCK)
 _TIME_RE = re.compile(rb"(-?)(\d{1,19})(?:\.(\d{0,40}))?\Z")
+_XATTR = b"SCHILY.xattr."
+_SPARSE = b"GNU.sparse."
 
 _KINDS = {
-    b"0": "file", b"\0": "file", b"7": "file", b"1": "hardlink", b"2": "symlink", b"3": "device",
+    b"0": "file", b"\0": "file", b"7": "file", b"S": "file", b"1": "hardlink", b"2": "symlink", b"3": "device",
     b"4": "device", b"5": "folder", b"6": "fifo", b"D": "folder",
 }  # fmt: skip
-_REFUSED = {
-    b"S": "a GNU sparse file (make the tar without --sparse)",
-    b"M": "a part of a multi-volume archive",
-}
+_NO_XATTRS: Mapping[bytes, bytes] = {}
 
 
 class Source(Protocol):
@@ -50,6 +50,8 @@ class Entry:
     size: int  #: bytes of data that follow
     mtime_ns: int  #: since the epoch, exactly: a saved state knows the files below it by their times
     link: bytes
+    xattrs: Mapping[bytes, bytes] = field(default_factory=dict)  #: extended attributes, by full name
+    sparse: sparse.Map | None = None  #: where the data belongs; None: it is the file
 
 
 class TarReader:
@@ -65,10 +67,11 @@ class TarReader:
             entry = self._entry(header)
             if entry is not None:
                 yield entry
-            for _ in self.data():
-                pass
+            if self._left or self._padding:
+                for _ in self.data():
+                    pass
 
-    def data(self, chunk: int = 1 << 18) -> Iterator[bytes]:
+    def data(self, chunk: int = 1 << 20) -> Iterator[bytes]:
         """The current member's data in pieces."""
         while self._left:
             piece = self._source.read(min(chunk, self._left))
@@ -95,14 +98,18 @@ class TarReader:
         self._padding = -size % BLOCK
 
     def _exactly(self, count: int) -> bytes:
+        piece = self._source.read(count)
+        if len(piece) == count:
+            return piece
         parts = []
-        while count:
-            piece = self._source.read(count)
+        while True:
             if not piece:
                 raise ImageInvalid("the tar is cut short: its end is missing")
             parts.append(piece)
             count -= len(piece)
-        return b"".join(parts)
+            if not count:
+                return b"".join(parts)
+            piece = self._source.read(count)
 
     def _whole(self, most: int, what: str) -> bytes:
         if self._left > most:
@@ -139,32 +146,58 @@ class TarReader:
             name = _text(block[:100])
             if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
                 name = prefix + b"/" + name
-        name = pax.get(b"path", name)
-        link = pax.get(b"linkpath", _text(block[157:257]) if link is None else link)
         letter = block[156:157]
         if letter == b"V":
             return None
-        if letter in _REFUSED or any(key.startswith(b"GNU.sparse.") for key in pax):
-            raise ImageInvalid(f"{show(name)} in the tar is {_REFUSED.get(letter, _REFUSED[b'S'])}")
+        if pax:
+            name = pax.get(sparse.NAME, pax.get(b"path", name))
+            link = pax.get(b"linkpath", link)
+            if b"size" in pax:
+                self._begin_data(_decimal(pax[b"size"], "size"))
         kind = _KINDS.get(letter)
         if kind is None:
-            raise ImageInvalid(f"{show(name)} in the tar is of an unknown type {letter!r}")
+            what = "a part of a multi-volume archive" if letter == b"M" else f"of an unknown type {letter!r}"
+            raise ImageInvalid(f"{show(name)} in the tar is {what}")
         if letter in (b"\0", b"0") and name.endswith(b"/"):
             kind = "folder"  # as tars older than ustar wrote it
-        if b"size" in pax:
-            self._begin_data(_decimal(pax[b"size"], "size"))
         return Entry(
-            name=name,
-            kind=kind,
-            mode=_number(block[100:108], "mode") & 0o7777,
-            uid=_decimal(pax[b"uid"], "uid") if b"uid" in pax else _number(block[108:116], "uid"),
-            gid=_decimal(pax[b"gid"], "gid") if b"gid" in pax else _number(block[116:124], "gid"),
-            size=self._left,
-            mtime_ns=_nanoseconds(pax[b"mtime"])
-            if b"mtime" in pax
-            else _number(block[136:148], "mtime", signed=True) * 10**9,
-            link=link,
+            name,
+            kind,
+            _number(block[100:108], "mode") & 0o7777,
+            _decimal(pax[b"uid"], "uid") if b"uid" in pax else _number(block[108:116], "uid"),
+            _decimal(pax[b"gid"], "gid") if b"gid" in pax else _number(block[116:124], "gid"),
+            self._left,
+            _nanoseconds(pax[b"mtime"]) if b"mtime" in pax else _number(block[136:148], "mtime", signed=True) * 10**9,
+            _text(block[157:257]) if link is None else link,
+            {key[len(_XATTR) :]: value for key, value in pax.items() if key.startswith(_XATTR)} if pax else _NO_XATTRS,
+            self._sparse(block, letter, kind, pax, name),
         )
+
+    def _sparse(
+        self, block: bytes, letter: bytes, kind: str, pax: Mapping[bytes, bytes], name: bytes
+    ) -> sparse.Map | None:
+        if letter != b"S" and not any(key.startswith(_SPARSE) for key in pax):
+            return None
+        try:
+            if kind != "file":
+                raise ValueError("only a file can be")
+            if letter == b"S":
+                found = sparse.old_gnu(block, lambda: self._exactly(BLOCK))
+            elif sparse.is_in_data(pax):
+                found = sparse.in_data(pax, self._block_of_data)
+            else:
+                found = sparse.in_header(pax)
+            return found.checked(self._left)
+        except ValueError as error:
+            raise ImageInvalid(
+                f"{show(name)} in the tar says that it is sparse, which makes no sense: {error}"
+            ) from None
+
+    def _block_of_data(self) -> bytes:
+        if self._left < BLOCK:
+            raise ValueError("its map is cut short")
+        self._left -= BLOCK
+        return self._exactly(BLOCK)
 
 
 def show(name: bytes) -> str:
@@ -174,11 +207,15 @@ def show(name: bytes) -> str:
 
 
 def _text(raw: bytes) -> bytes:
-    return raw.split(b"\0", 1)[0]
+    end = raw.find(b"\0")
+    return raw if end < 0 else raw[:end]
 
 
 def _number(raw: bytes, what: str, *, signed: bool = False) -> int:
     """Octal text, or GNU's base-256 where the first bit is set."""
+    digits = raw.rstrip(b"\0 ")
+    if digits.isdigit() and b"8" not in digits and b"9" not in digits:  # as nearly all are
+        return int(digits, 8)
     if raw[0] & 0x80:
         value = int.from_bytes(raw, "big", signed=False) & ((1 << (8 * len(raw) - 1)) - 1)
         if raw[0] & 0x40:
@@ -210,8 +247,10 @@ def _nanoseconds(raw: bytes) -> int:
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:
-    """``LENGTH KEY=VALUE\\n`` records; LENGTH counts the whole record."""
-    records = {}
+    """``LENGTH KEY=VALUE\\n`` records; LENGTH counts the whole record. The last of several of a key counts, but for the
+    extents of a sparse file, which come as a record each and are all of them needed."""
+    records: dict[bytes, bytes] = {}
+    extents: list[bytes] = []
     at = 0
     while at < len(data) and data[at : at + 1] != b"\0":
         space = data.find(b" ", at, at + 12)
@@ -220,6 +259,10 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
         if length < space - at + 4 or at + length > len(data) or not record.endswith(b"\n") or b"=" not in record:
             raise ImageInvalid("the tar has a damaged PAX header")
         key, value = record[:-1].split(b"=", 1)
+        if key in sparse.EXTENT_KEYS:
+            extents.append(value)
         records[key] = value
         at += length
+    if extents:
+        records[sparse.MAP] = b",".join(extents)
     return records

@@ -1,14 +1,137 @@
-"""stub"""
+"""The tree of an image: ``images/KEY/rootfs``, composed once of its layers, used by every sandbox of it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..engines.base import ResolvedImage
+from ..errors import ImageInvalid, StateBusy
+from ..fs import FOLDER, NEW_FILE, write_atomic
+from ..state.home import Home, unwritable
+from ..state.locks import FileLock, image_lock_path
+from . import lease, userns
+from .blobs import BlobStore
+from .config import ImageConfig
+from .layers import Layers, key_of
+from .progress import OnImageProgress
+from .staging import Staging, is_whole, sync_later
+from .storelock import StoreLock
+
+if TYPE_CHECKING:
+    from .store import StoredImage
 
 
 def chain_id(diff_ids: Sequence[str]) -> str:
-    """OCI's name of a row of layers applied one after the other: 64 hexadecimal digits."""
+    """OCI's name of layers applied one after the other: 64 hexadecimal digits."""
     chain = ""
     for diff in diff_ids:
         chain = diff if not chain else "sha256:" + hashlib.sha256(f"{chain} {diff}".encode("ascii")).hexdigest()
     return chain.removeprefix("sha256:")
+
+
+COMPOSED = "composed"  #: a mark: made of layers, and not of a tar
+
+
+def lock_key(tree: str) -> str:
+    """Of the lock (``image_lock_path``) that whoever makes or removes a tree holds."""
+    return f"t{tree[:31]}"
+
+
+def leased(home: Home, tree: str, config: ImageConfig | None = None) -> ResolvedImage | None:
+    """What lies in ``images/TREE``, with a lease. None: it is just going, or not whole after a loss of power.
+    FileNotFoundError: it is not there. ImageInvalid: it is damaged."""
+    folder = home.images / tree
+    lock = lease.take(folder)
+    if lock is None:
+        return None
+    try:
+        if not is_whole(folder):
+            return None
+        facts = json.loads((folder / lease.FACTS).read_bytes())
+        held = lease.Lease(lock)
+        found = ResolvedImage("rootfs", folder / "rootfs", bool(facts["owners_kept"]), config, held)
+        lock = None
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ImageInvalid(
+            f"the unpacked image {tree[:12]} is damaged ({error})", hint=f"remove {folder} and try again"
+        ) from error
+    finally:
+        if lock is not None:
+            lock.release(remove=False)
+
+
+class Trees:
+    """Makes trees of images that are on record."""
+
+    def __init__(self, home: Home, blobs: BlobStore) -> None:
+        self._home = home
+        self._layers = Layers(home, blobs)
+
+    def get(
+        self, image: StoredImage, still_there: Callable[[StoredImage], None], progress: OnImageProgress
+    ) -> ResolvedImage:
+        """See ``ImageStore.resolve``. ``still_there`` raises if the image has gone meanwhile."""
+        tree = key_of(image.chain)
+        found = self._found(tree, image)
+        if found is not None:
+            return found
+        adding = StoreLock.shared(self._home)
+        try:
+            still_there(image)
+            lock = FileLock.take(image_lock_path(self._home, lock_key(tree)), wait=True)
+            assert lock is not None
+            try:
+                found = self._found(tree, image)
+                if found is None:
+                    self._compose(tree, image, progress)
+                    found = self._found(tree, image)
+            finally:
+                lock.release()
+        finally:
+            adding.release(remove=False)
+        if found is None:
+            raise StateBusy(f"the image {image.short} is being removed by somebody else", hint="try again")
+        return found
+
+    def _found(self, tree: str, image: StoredImage) -> ResolvedImage | None:
+        try:
+            return leased(self._home, tree, image.config)
+        except FileNotFoundError:
+            return None
+
+    def _compose(self, tree: str, image: StoredImage, progress: OnImageProgress) -> None:
+        """The lock of the tree is held, and the store's shared one."""
+        started = time.time()
+        names = [
+            self._layers.need(layer, diff, progress)
+            for layer, diff in zip(image.layers, image.config.diff_ids, strict=True)
+        ]
+        layers = -1
+        try:
+            layers = os.open(self._layers.path, FOLDER)
+            with Staging(self._home, lock_key(tree)) as staging:
+                made = userns.run("compose", {"layers": names}, [staging.fd, layers])
+                facts = {
+                    "owners_kept": userns.owners_tag() == "root", "chain": image.chain, "composed_at": time.time(),
+                    "seconds": round(time.time() - started, 3), **made,
+                }  # fmt: skip
+                os.close(os.open(COMPOSED, NEW_FILE, 0o600, dir_fd=staging.fd))
+                write_atomic(staging.fd, lease.FACTS, json.dumps(facts, indent=1).encode("ascii"))
+                old = self._home.images / tree
+                if old.exists():  # not whole: of before a loss of power
+                    userns.remove(self._home.images, tree)
+                staging.publish(tree, sync=False)
+        except OSError as error:
+            raise unwritable(self._home.images, error) from error
+        finally:
+            if layers >= 0:
+                os.close(layers)
+        paths: list[Path] = [self._layers.path_of(diff) for diff in image.config.diff_ids]
+        sync_later(self._home.images / tree, *paths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .connection import Connected
@@ -124,26 +124,6 @@ class ImageRows(Connected):
         """Whether another image has the same files."""
         return bool(self._read("SELECT 1 FROM images WHERE chain = ? AND id != ? LIMIT 1", (chain, image_id)))
 
-    def chain_known(self, chain: str) -> bool:
-        return bool(self._read("SELECT 1 FROM images WHERE chain = ? LIMIT 1", (chain,)))
-
-    def needed(self) -> Needed:
-        """What the images and saved states on record need; one consistent look."""
-        with self._connected() as db:
-            db.execute("BEGIN")
-            try:
-                images = db.execute("SELECT id, manifest, chain FROM images").fetchall()
-                layers = db.execute("SELECT DISTINCT blob, diff FROM image_layers").fetchall()
-                trees = db.execute("SELECT DISTINCT image FROM snapshots WHERE image IS NOT NULL").fetchall()
-            finally:
-                db.execute("COMMIT")
-        return Needed(
-            frozenset({digest for row in images for digest in row[:2]} | {row[0] for row in layers}),
-            frozenset(row[1] for row in layers),
-            frozenset(row[2] for row in images),
-            frozenset(row[0] for row in trees),
-        )
-
     def users(self, names: list[str], tree: str) -> list[str]:
         """Who uses an image that goes by ``names`` and has the files in ``tree``, in words for a message."""
         sandboxes = self._read(
@@ -170,6 +150,24 @@ class ImageRows(Connected):
         return found[0] if found else None
 
 
+def needed(store: Connected) -> Needed:
+    """What the images and saved states on record need; one consistent look."""
+    with store._connected() as db:
+        db.execute("BEGIN")
+        try:
+            images = db.execute("SELECT id, manifest, chain FROM images").fetchall()
+            layers = db.execute("SELECT DISTINCT blob, diff FROM image_layers").fetchall()
+            trees = db.execute("SELECT DISTINCT image FROM snapshots WHERE image IS NOT NULL").fetchall()
+        finally:
+            db.execute("COMMIT")
+    return Needed(
+        frozenset({digest for row in images for digest in row[:2]} | {row[0] for row in layers}),
+        frozenset(row[1] for row in layers),
+        frozenset(row[2] for row in images),
+        frozenset(row[0] for row in trees),
+    )
+
+
 def _tag(db: sqlite3.Connection, reference: str, image_id: str, now: float) -> None:
     db.execute(
         "INSERT INTO image_tags VALUES (?, ?, ?) ON CONFLICT (reference) DO UPDATE SET image = excluded.image, "
@@ -183,10 +181,8 @@ def _rows(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[I
     if not found:
         return []
     tags: dict[str, list[str]] = {}
-    if len(found) == 1:
-        query, ids = "SELECT image, reference FROM image_tags WHERE image = ? ORDER BY reference", (found[0][0],)
-    else:
-        query, ids = "SELECT image, reference FROM image_tags ORDER BY reference", ()
-    for image, reference in db.execute(query, ids):
+    only = found[0][0] if len(found) == 1 else None
+    query = "SELECT image, reference FROM image_tags WHERE ?1 IS NULL OR image = ?1 ORDER BY reference"
+    for image, reference in db.execute(query, (only,)):
         tags.setdefault(image, []).append(reference)
-    return [ImageRow(*row, tuple(tags.get(row[0], ()))) for row in found]
+    return [replace(ImageRow(*row), references=tuple(tags.get(row[0], ()))) for row in found]

@@ -58,7 +58,11 @@ class Timeline(Branches, Chores):
 
             def pack() -> None:
                 with runtime.saved.open(snapshot.id, verify=False) as opened:
-                    write(target, opened, image_of(opened), runtime.home, work, include=image)
+                    root = image_of(opened, runtime.home)
+                    try:
+                        write(target, opened, root, runtime.home, work, include=image)
+                    finally:
+                        root.close()
 
             await runtime.off_loop(pack)
         finally:

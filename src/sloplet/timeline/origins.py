@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,10 +16,14 @@ from ..errors import (
     SpecError,
     UnsupportedOperation,
 )
+from ..images.config import parse_config
+from ..images.trees import leased
 from ..live import Live
 from ..netspec import NetworkSpec, SecretSpec
 from ..spec import DEFAULT_USER, DEFAULT_WORKDIR, SandboxSpec, check_network_needs
-from ..state.opened import Opened
+from ..state.home import Home
+from ..state.opened import Opened, tree_of
+from ..volumespec import VolumeSpec, check_volumes
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def merged(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> Sandbox
         env=tuple(sorted({**dict(base.env), **dict(asked.env)}.items())),
         network=_network(base.network, asked),
         secrets=_secrets(base, asked),
+        volumes=_volumes(base, asked, template),
         authority=base.authority,
         limits=replace(base.limits, **limits, explicit=base.limits.explicit | asked.limits.explicit),
     )
@@ -129,6 +135,32 @@ def _network(base: NetworkSpec, asked: SandboxSpec) -> NetworkSpec:
     return NetworkSpec("rules") if asked.no_network and base.mode != "none" else base
 
 
+def _volumes(base: SandboxSpec, asked: SandboxSpec, template: Snapshot) -> tuple[VolumeSpec, ...]:
+    """What was asked for, else the template's. What was saved running has its mounts where they were; what is in them
+    may be another's. A copy that came with it is part of its files by now."""
+    name = template.name or template.id
+    if base.volumes and asked.pool:
+        raise SpecError(f"pool= is not possible with the template {name}: it has volumes", hint="leave pool out")
+    mounted = {volume.path: volume for volume in base.volumes if volume.mounted}
+    wanted = {volume.path: volume for volume in asked.volumes}
+    copies = tuple(volume for volume in base.volumes if not volume.mounted and volume.path not in wanted)
+    if not asked.volumes:
+        return base.volumes
+    if template.kind == "live":
+        there = {path for path, volume in wanted.items() if volume.mounted}
+        if there != mounted.keys():
+            raise SpecError(
+                f"the template {name} was saved running with volumes at {', '.join(sorted(mounted)) or 'no path'}",
+                hint="volumes= must have just these paths; what is mounted there may be another volume",
+            )
+        for path, volume in mounted.items():
+            if wanted[path].mode != volume.mode:
+                raise SpecError(
+                    f"the template {name} was saved running with {path} {volume.mode}", hint=f"mode={volume.mode!r}"
+                )
+    return check_volumes({volume.path: volume for volume in (*copies, *asked.volumes)})
+
+
 def _secrets(base: SandboxSpec, asked: SandboxSpec) -> tuple[SecretSpec, ...]:
     merged = {secret.name: secret for secret in base.secrets}
     for secret in asked.secrets:  # what runs in the template knows the placeholder that it had there
@@ -137,13 +169,21 @@ def _secrets(base: SandboxSpec, asked: SandboxSpec) -> tuple[SecretSpec, ...]:
     return tuple(merged[name] for name in sorted(merged))
 
 
-def image_of(opened: Opened) -> ResolvedImage:
+def image_of(opened: Opened, home: Home) -> ResolvedImage:
+    """The image that a saved state needs, which the caller closes. SnapshotIncompatible if it is gone."""
     facts = opened.image
     if facts["path"] is None:
         return ResolvedImage(facts["kind"])
-    path = Path(facts["path"])
-    if not path.is_dir():
+    config = None if facts.get("config") is None else parse_config(facts["config"].encode())
+    path, tree = Path(facts["path"]), tree_of(home, facts)
+    found = None
+    with suppress(FileNotFoundError):
+        if tree is not None:
+            found = leased(home, tree, config)
+        elif path.is_dir():
+            found = ResolvedImage(facts["kind"], path, facts["owners"], config)
+    if found is None:
         raise SnapshotIncompatible(
             f"the image that this state was made with is gone: {path}", hint="bring it back, or use an export"
         )
-    return ResolvedImage(facts["kind"], path, facts["owners"])
+    return found

@@ -57,7 +57,10 @@ class Saving:
             engine = registry.choose(spec)
             can_live(engine, spec)
             image = await self._runtime.resolve(spec)
-            yield Origin(engine, image, settled(spec, image, engine))
+            try:
+                yield Origin(engine, image, settled(spec, image, engine))
+            finally:
+                image.close()
             return
         template = await self._runtime.find_snapshot(spec.template)
         async with self.saved(template.id) as origin:
@@ -76,10 +79,14 @@ class Saving:
                 hint=probe.fix or None,
             )
         opened = await self._open(snapshot_id, engine)
+        image = None
         try:
-            yield Origin(engine, image_of(opened), snapshot.spec, opened, snapshot_id)
+            image = image_of(opened, runtime.home)
+            yield Origin(engine, image, snapshot.spec, opened, snapshot_id)
         finally:
             opened.close()  # here and now: who deletes it may wait for this in every thread there is
+            if image is not None:
+                image.close()
 
     async def _open(self, snapshot_id: str, engine: Engine) -> Opened:
         """Its bytes are read by a thread, to the end: for a caller who gives up meanwhile it is closed again."""

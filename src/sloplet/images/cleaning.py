@@ -1,0 +1,175 @@
+"""What lies in images/ and no record names: found by looking, and removed when nobody adds an image.
+
+After a removal, and after a crash in the middle of one. What has come in only just now and is not on record yet is
+somebody's work: it stays for ``GRACE`` seconds. What a record names, and what somebody has a lease on, always stays.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SlopletError
+from ..fs import FOLDER
+from ..state.connection import Connected
+from ..state.home import Home, unwritable
+from ..state.image_rows import needed
+from ..state.locks import FileLock, image_lock_path
+from . import lease, userns
+from .blobs import BlobStore
+from .compose import LAYER_FACTS
+from .layer import LayerFacts
+from .layers import key_of
+from .storelock import StoreLock
+from .trees import COMPOSED, lock_key
+
+GRACE = 3600.0
+_PARTIAL = 24 * 3600.0  # what is there of a download that was broken off: it may be gone on with
+_TREE_RE = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass
+class Swept:
+    """What went."""
+
+    blobs: int = 0
+    layers: int = 0
+    trees: int = 0
+    bytes: int = 0
+    later: bool = False  #: somebody adds an image just now: what is left goes another time
+
+    def __bool__(self) -> bool:
+        return bool(self.blobs or self.layers or self.trees)
+
+
+def sweep(
+    home: Home,
+    store: Connected,
+    *,
+    known: AbstractSet[str] = frozenset(),
+    grace: float = GRACE,
+    tars: bool = False,
+    patience: float = 0.0,
+) -> Swept:
+    """``known``: blobs that may go at once. ``tars``: also the roots that tars were unpacked to, which are made again
+    when they are asked for. Raises StateError."""
+    swept = Swept()
+    _partials(home, time.time() - _PARTIAL)
+    if not _candidates(home, store, known, grace, tars):
+        return swept
+    lock = StoreLock.exclusive(home, patience)
+    if lock is None:
+        swept.later = True
+        return swept
+    try:
+        for what, name in _candidates(home, store, known, grace, tars):  # again: now nobody adds
+            if what == "blob":
+                swept.bytes += BlobStore(home).remove(name)
+                swept.blobs += 1
+            elif what == "layer":
+                swept.bytes += layer_size(home.images / "layers" / name)
+                swept.layers += _remove(home, home.images / "layers" / name, f"l{name[:31]}")
+            else:
+                swept.trees += remove_tree(home, name)
+    finally:
+        lock.release(remove=False)
+    return swept
+
+
+def _candidates(
+    home: Home, store: Connected, known: AbstractSet[str], grace: float, tars: bool
+) -> list[tuple[str, str]]:
+    trees = [name for name in _names(home.images) if _TREE_RE.match(name)]
+    layers = [name for name in _names(home.images / "layers") if _TREE_RE.match(name)]
+    blobs = BlobStore(home).digests()
+    if not (trees or layers or blobs):
+        return []
+    stays = needed(store)
+    kept_trees = {key_of(chain) for chain in stays.chains} | stays.trees
+    kept_layers = {key_of(diff.removeprefix("sha256:")) for diff in stays.diffs}
+    before = time.time() - grace
+    found = [("blob", digest) for digest in blobs if digest not in stays.blobs and _old(home, digest, known, before)]
+    found += [("layer", name) for name in layers if name not in kept_layers]
+    for name in trees:
+        composed = os.path.lexists(home.images / name / COMPOSED)
+        if name not in kept_trees and (composed or tars):
+            found.append(("tree", name))
+    return found
+
+
+def _old(home: Home, digest: str, known: AbstractSet[str], before: float) -> bool:
+    if digest in known:
+        return True
+    try:
+        return os.lstat(BlobStore(home).path_of(digest)).st_mtime < before
+    except OSError:
+        return False
+
+
+def remove_tree(home: Home, name: str) -> bool:
+    """False: somebody uses it."""
+    folder = home.images / name
+    try:
+        held = lease.take(folder, shared=False)
+        if held is None:
+            return False
+    except FileNotFoundError:
+        held = None  # without facts it was never whole, and nobody can have a lease on it
+    try:
+        return _remove(home, folder, lock_key(name))
+    finally:
+        if held is not None:
+            held.release(remove=False)
+
+
+def _remove(home: Home, folder: Path, key: str) -> bool:
+    """By another name first: what is half gone must not be taken for whole."""
+    lock = FileLock.take(image_lock_path(home, key))
+    if lock is None:
+        return False
+    try:
+        images = os.open(home.images, FOLDER)
+        try:
+            userns.remove_in(images, f".tmp-{key}")
+            with suppress(FileNotFoundError):
+                os.rename(folder, f".tmp-{key}", dst_dir_fd=images)
+            userns.remove_in(images, f".tmp-{key}")
+        finally:
+            os.close(images)
+        return True
+    except OSError as error:
+        if isinstance(error, SlopletError):
+            raise
+        raise unwritable(folder, error) from error
+    finally:
+        lock.release()
+
+
+def layer_size(folder: Path) -> int:
+    """Bytes of the files of an unpacked layer; 0 if that cannot be told."""
+    try:
+        return LayerFacts.from_json((folder / LAYER_FACTS).read_bytes()).size
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _partials(home: Home, before: float) -> None:
+    folder = BlobStore(home).partial
+    for name in _names(folder):
+        with suppress(OSError):
+            if os.lstat(folder / name).st_mtime < before and (lock := FileLock.take(folder / name)) is not None:
+                lock.release()  # which removes it
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unwritable(folder, error) from error

@@ -1,0 +1,324 @@
+"""From unpacked layers to the one tree of an image: what is in it is planned in memory, then made of hard links.
+
+A file of the tree *is* the file of its layer, so images that share layers share them on disk and in the page cache;
+only folders are made anew. A layer's marks take away what lies below, what it adds replaces what is there (folders
+meet), and where it only implies a folder, whatever stands there is followed: ``bin/x`` above ``bin -> usr/bin`` is
+``usr/bin/x``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import ImageInvalid
+from ..fs import FILE, FOLDER, NEW_FILE, open_in
+from .layer import LayerFacts
+from .tarstream import show
+
+LAYER_FACTS = "layer.json"
+LAYER_TREE = "tree"
+_MOST = 2_000_000  # files of all layers together
+_DEPTH = 512
+_MAX_LINKS = 40
+_KEPT_FOLDERS = 32
+#: A file that cannot have one name more (EMLINK), or where that is no way at all: it is copied.
+_NO_LINK = {errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class File:
+    """What is no folder: its layer, and where it lies there. ``folder`` is the path of its folder."""
+
+    __slots__ = ("folder", "layer", "name", "symlink")
+
+    def __init__(self, layer: int, folder: bytes, name: bytes, symlink: bool) -> None:
+        self.layer, self.folder, self.name, self.symlink = layer, folder, name, symlink
+
+
+class Folder:
+    """``layer`` and ``path`` say whose rights and times it has; -1: nobody's, it came into being on the way."""
+
+    __slots__ = ("above", "children", "layer", "name", "path")
+
+    def __init__(self, above: Folder | None, name: bytes, layer: int = -1, path: bytes = b"") -> None:
+        self.above, self.name = above, name
+        self.layer, self.path = layer, path
+        self.children: dict[bytes, File | Folder] = {}
+
+    def way(self) -> list[bytes]:
+        """From the root, by names."""
+        found, at = [], self
+        while at.above is not None:
+            found.append(at.name)
+            at = at.above
+        return found[::-1]
+
+
+@dataclass
+class Composed:
+    """What came of it."""
+
+    files: int = 0
+    folders: int = 0
+    copied: int = 0  #: files that could not be linked
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) -> Composed:
+    """Make the tree of the layers of these names in the folder ``layers``, the lowest first, in the empty folder
+    ``root`` (both descriptors).
+
+    ImageInvalid for layers that do not fit each other, OSError for what is wrong with the disk.
+    """
+    with _Layers(layers, names) as sources:
+        plan = _Plan(sources)
+        for index in range(len(names)):
+            plan.add(index, sources.facts(index))
+        maker = _Maker(sources, keep_owners)
+        maker.fill(plan.root, root, 0)
+        return maker.result
+
+
+class _Layers:
+    """The unpacked layers, of which only a few folders are open at a time. A context manager."""
+
+    def __init__(self, fd: int, names: Sequence[str]) -> None:
+        self._fd = fd
+        self._names = names
+        self._open: dict[tuple[int, bytes], int] = {}
+
+    def __enter__(self) -> _Layers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def folder(self, layer: int, path: bytes) -> int:
+        """A folder of a layer's tree; good until the next call."""
+        fd = self._open.get((layer, path))
+        if fd is None:
+            if len(self._open) >= _KEPT_FOLDERS:
+                os.close(self._open.pop(next(iter(self._open))))
+            root = os.open(f"{self._names[layer]}/{LAYER_TREE}", FOLDER, dir_fd=self._fd)
+            try:
+                fd = self._open[layer, path] = open_in(root, path or b".", FOLDER)
+            finally:
+                os.close(root)
+        return fd
+
+    def facts(self, layer: int) -> LayerFacts:
+        fd = os.open(f"{self._names[layer]}/{LAYER_FACTS}", FILE, dir_fd=self._fd)
+        with os.fdopen(fd, "rb") as file:
+            try:
+                return LayerFacts.from_json(file.read())
+            except (ValueError, KeyError, TypeError) as error:
+                raise ImageInvalid(
+                    f"an unpacked layer is damaged on this disk ({type(error).__name__}: {error})",
+                    hint="`sloplet image prune --all` removes it; then try again",
+                ) from error
+
+
+class _Plan:
+    """What is where, layer by layer."""
+
+    def __init__(self, layers: _Layers) -> None:
+        self.root = Folder(None, b"")
+        self._layers = layers
+        self._seen = 0
+        self._implied: frozenset[bytes] = frozenset()
+
+    def add(self, layer: int, facts: LayerFacts) -> None:
+        """One more layer on top."""
+        for path in facts.opaque:
+            where = self._walk(_split(path))
+            if isinstance(where, Folder):
+                where.children.clear()
+        for path in facts.whiteouts:
+            *parents, name = _split(path)
+            above = self._walk(parents)
+            if isinstance(above, Folder):
+                above.children.pop(name, None)
+        self._implied = frozenset(facts.implied)
+        if b"" not in self._implied:
+            self.root.layer, self.root.path = layer, b""
+        self._merge(layer, b"", self.root)
+        for name, target in facts.links:
+            self._link(_split(name), _split(target))
+
+    def _merge(self, layer: int, path: bytes, above: Folder) -> None:
+        """The folder ``path`` of a layer on top of ``above``. Depth: an unpacked layer's, which is limited."""
+        with os.scandir(self._layers.folder(layer, path)) as entries:
+            found = [
+                (os.fsencode(each.name), each.is_dir(follow_symlinks=False), each.is_symlink()) for each in entries
+            ]
+        self._seen += len(found)
+        if self._seen > _MOST:
+            raise ImageInvalid(f"the image's layers have more than {_MOST} files together, the limit")
+        for name, is_folder, is_link in found:
+            if not is_folder:
+                above.children[name] = File(layer, path, name, is_link)
+                continue
+            below = path + b"/" + name if path else name
+            self._merge(layer, below, self._meet(layer, below, above, name))
+
+    def _meet(self, layer: int, path: bytes, above: Folder, name: bytes) -> Folder:
+        """The folder that a layer's folder ``path`` becomes part of."""
+        there = above.children.get(name)
+        if path not in self._implied:
+            if isinstance(there, Folder):
+                there.layer, there.path = layer, path
+                return there
+        elif isinstance(there, Folder):
+            return there
+        elif there is not None and there.symlink:
+            return self._make(self._target(above, there))
+        made = above.children[name] = Folder(above, name, layer, path)
+        return made
+
+    def _link(self, name: list[bytes], target: list[bytes]) -> None:
+        """A hard link to a file of a lower layer."""
+        *parents, last = target
+        where = self._walk(parents)
+        found = where.children.get(last) if isinstance(where, Folder) else None
+        if not isinstance(found, File):
+            what = "a folder" if isinstance(found, Folder) else "missing"
+            raise ImageInvalid(
+                f"{show(b'/'.join(name))} in a layer is a link to {show(b'/'.join(target))}, which is {what}"
+            )
+        self._make(name[:-1]).children[name[-1]] = found
+
+    # Paths in the tree so far. A path is the way from the root, by names.
+
+    def _walk(self, parts: Sequence[bytes]) -> Folder | None:
+        """The folder that a path leads to; None if it leads nowhere."""
+        return self._follow(list(parts), make=False)
+
+    def _make(self, parts: Sequence[bytes]) -> Folder:
+        found = self._follow(list(parts), make=True)
+        assert found is not None
+        return found
+
+    def _follow(self, parts: list[bytes], *, make: bool) -> Folder | None:
+        todo = list(reversed(parts))
+        here, depth = self.root, 0
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == b"..":
+                if here.above is not None:
+                    here, depth = here.above, depth - 1
+                continue
+            there = here.children.get(part)
+            if isinstance(there, File):
+                if there.symlink:
+                    links += 1
+                    if links > _MAX_LINKS:
+                        raise ImageInvalid(f"the image's layers have a loop of symlinks at {show(there.name)}")
+                    to = self._read_link(there)
+                    if to.startswith(b"/"):
+                        here, depth = self.root, 0
+                    todo += [step for step in reversed(to.split(b"/")) if step not in (b"", b".")]
+                    continue
+                if not make:
+                    return None
+                there = None  # a folder takes the file's place
+            if there is None:
+                if not make:
+                    return None
+                there = here.children[part] = Folder(here, part)
+            here, depth = there, depth + 1
+            if depth > _DEPTH:
+                raise ImageInvalid(f"the image's layers are more than {_DEPTH} folders deep together, the limit")
+        return here
+
+    def _target(self, above: Folder, link: File) -> list[bytes]:
+        """Where a symlink in the folder ``above`` leads, as a path from the root."""
+        to = self._read_link(link)
+        steps = [step for step in to.split(b"/") if step not in (b"", b".")]
+        return steps if to.startswith(b"/") else [*above.way(), *steps]
+
+    def _read_link(self, link: File) -> bytes:
+        return os.readlink(link.name, dir_fd=self._layers.folder(link.layer, link.folder))
+
+
+class _Maker:
+    """Makes what was planned."""
+
+    def __init__(self, layers: _Layers, keep_owners: bool) -> None:
+        self._layers = layers
+        self._keep_owners = keep_owners
+        self._ours = (os.geteuid(), os.getegid())
+        self.result = Composed()
+
+    def fill(self, folder: Folder, fd: int, depth: int) -> None:
+        """All below ``folder``, then its own rights and times."""
+        if depth > _DEPTH:
+            raise ImageInvalid(f"the image's layers are more than {_DEPTH} folders deep together, the limit")
+        for name, node in folder.children.items():
+            if isinstance(node, File):
+                self._place(node, fd, name)
+                continue
+            os.mkdir(name, 0o700, dir_fd=fd)
+            below = os.open(name, FOLDER, dir_fd=fd)
+            try:
+                self.fill(node, below, depth + 1)
+            finally:
+                os.close(below)
+        self.result.folders += 1
+        if folder.layer < 0:
+            os.fchmod(fd, 0o755)
+            os.utime(fd, ns=(0, 0))
+        else:
+            source = self._layers.folder(folder.layer, folder.path)
+            self._copy_facts(source, fd, os.fstat(source))
+
+    def _place(self, file: File, fd: int, name: bytes) -> None:
+        source = self._layers.folder(file.layer, file.folder)
+        try:
+            os.link(file.name, name, src_dir_fd=source, dst_dir_fd=fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            self._copy(file, source, fd, name)
+            self.result.copied += 1
+        self.result.files += 1
+
+    def _copy(self, file: File, source: int, fd: int, name: bytes) -> None:
+        info = os.lstat(file.name, dir_fd=source)
+        if stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(file.name, dir_fd=source), name, dir_fd=fd)
+            if self._keep_owners:
+                os.chown(name, info.st_uid, info.st_gid, dir_fd=fd, follow_symlinks=False)
+            os.utime(name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
+            return
+        old = os.open(file.name, FILE, dir_fd=source)
+        try:
+            new = os.open(name, NEW_FILE, 0o600, dir_fd=fd)
+            try:
+                while os.sendfile(new, old, None, 1 << 24):
+                    pass
+                self._copy_facts(old, new, info)
+            finally:
+                os.close(new)
+        finally:
+            os.close(old)
+
+    def _copy_facts(self, source: int, fd: int, info: os.stat_result) -> None:
+        if self._keep_owners and (info.st_uid, info.st_gid) != self._ours:
+            os.fchown(fd, info.st_uid, info.st_gid)
+        for name in os.listxattr(source):
+            if name.startswith("user."):
+                os.setxattr(fd, name, os.getxattr(source, name))
+        os.fchmod(fd, stat.S_IMODE(info.st_mode))
+        os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _split(path: bytes) -> list[bytes]:
+    return path.split(b"/") if path else []

@@ -1,0 +1,50 @@
+"""What is done to the files of images, as functions of plain values and open descriptors: see ``userns``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..fs import FOLDER, remove_tree, write_atomic
+from .compose import LAYER_FACTS, LAYER_TREE, compose
+from .extract import UnpackLimits
+from .layer import unpack_layer
+from .owners import MOST_INSIDE, Owners
+
+Job = Callable[[dict[str, Any], Sequence[int], Callable[[int], None]], dict[str, Any]]
+
+
+def _unpack(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    """``fds``: the blob, the folder that the layer is made in."""
+    kept = arguments["owners"] == "kept"
+    owners = Owners(kept, MOST_INSIDE, record=not kept)
+    os.mkdir(LAYER_TREE, 0o755, dir_fd=fds[1])
+    root = os.open(LAYER_TREE, FOLDER, dir_fd=fds[1])
+    try:
+        os.fchmod(root, 0o755)
+        limits = UnpackLimits(**arguments["limits"])
+        with os.fdopen(os.dup(fds[0]), "rb", buffering=0) as blob:
+            facts = unpack_layer(blob, root, arguments["diff_id"], owners, limits, tell)
+    finally:
+        os.close(root)
+    write_atomic(fds[1], LAYER_FACTS, facts.to_json())
+    return {"entries": facts.entries, "bytes": facts.size}
+
+
+def _compose(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    """``fds``: the folder that ``rootfs`` is made in, and the one that the layers lie in."""
+    os.mkdir("rootfs", 0o755, dir_fd=fds[0])
+    root = os.open("rootfs", FOLDER, dir_fd=fds[0])
+    try:
+        os.fchmod(root, 0o755)
+        return compose(root, fds[1], arguments["layers"], keep_owners=arguments["owners"] == "kept").to_dict()
+    finally:
+        os.close(root)
+
+
+def _remove(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    return {"removed": remove_tree(fds[0], arguments["name"])}
+
+
+JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove}

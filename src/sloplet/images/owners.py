@@ -1,0 +1,63 @@
+"""Whom the files of an image belong to on disk: whom the archive says, as far as we may give files away.
+
+``kept``: we are root, outside or in a user namespace with the map that sandboxes get (``userns``); numbers are the
+archive's. ``recorded``: all files are the caller's, and what the archive says is written down.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from ..errors import ImageInvalid
+from .tarstream import Entry, show
+
+_NO_ID = 2**32 - 1  # chown's "leave it as it is", so never an owner
+NOBODY = 65534
+MOST_INSIDE = 65535  #: the largest id that a sandbox knows
+
+
+def all_ids_are_ours() -> bool:
+    """Whether we may chown to any number: root, and not merely root of a small user namespace."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as table:
+            return any(int(line.split()[2]) >= _NO_ID for line in table)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+@dataclass
+class Owners:
+    """``most``: the largest id that a file can be given to; None: any. What belongs to others is given to nobody."""
+
+    kept: bool
+    most: int | None = None
+    record: bool = False
+    foreign: int = 0  #: how many files belonged to others
+    recorded: dict[bytes, tuple[int, int]] = field(default_factory=dict)  #: by name, where not root's
+    _ours: tuple[int, int] = field(default_factory=lambda: (os.geteuid(), os.getegid()))
+
+    def give(self, fd: int, entry: Entry) -> None:
+        ids = self._ids(entry)
+        if self.kept and ids != self._ours:
+            os.fchown(fd, *ids)
+
+    def give_link(self, parent: int, name: bytes, entry: Entry) -> None:
+        ids = self._ids(entry)
+        if self.kept and ids != self._ours:
+            os.chown(name, *ids, dir_fd=parent, follow_symlinks=False)
+
+    def _ids(self, entry: Entry) -> tuple[int, int]:
+        uid, gid = entry.uid, entry.gid
+        if uid >= _NO_ID or gid >= _NO_ID:
+            if not self.kept and not self.record:
+                return uid, gid
+            raise ImageInvalid(f"{show(entry.name)} in the tar has an impossible owner {uid}:{gid}")
+        if self.most is not None and (uid > self.most or gid > self.most):
+            self.foreign += 1
+            uid, gid = (number if number <= self.most else NOBODY for number in (uid, gid))
+        if self.record and (uid or gid):
+            self.recorded[entry.name] = (uid, gid)
+        return uid, gid
