@@ -34,7 +34,9 @@ async def create_or_find(controller: Controller, spec: SandboxSpec) -> SandboxIn
 
 async def _same_settings(controller: Controller, found: SandboxInfo, spec: SandboxSpec) -> None:
     """A name must never give an old posture silently to someone who asked for another."""
-    old, new = found.spec.to_dict(), spec.to_dict()
+    old, new = found.spec.recorded().to_dict(), spec.recorded().to_dict()
+    for volume in (*old["volumes"], *new["volumes"]):
+        volume["base"] = ""  # where a folder is kept as it was is nobody's setting
     changed = [key for key in new if new[key] != old[key] and key not in _NOT_COMPARED]
     hint = f"open it as it is with Sandbox.connect({spec.name!r}), or end it first with `sloplet rm {spec.name}`"
     if not await _same_network(controller, found, spec):

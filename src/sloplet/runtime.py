@@ -14,6 +14,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from .cloudinit.live import check as check_cloud_init
+from .cloudinit.live import set_up
+from .cloudspec import CloudInitSpec
 from .controller import Diff, Event, Port, SandboxInfo, Snapshot, Stream
 from .engines.base import Guarantee, HostStats, StartRequest
 from .errors import SandboxNotFound, SlopletError, StartFailed
@@ -30,6 +33,7 @@ from .pools import Pools
 from .spec import SandboxSpec
 from .state.home import Home, new_id
 from .timeline import Origin, Timeline
+from .volumed import drop_copies, with_bases
 from .wire.fields import Fields
 from .wire.schema import Op, Tag
 
@@ -61,7 +65,7 @@ class Runtime(Networked):
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
         try:
-            return await self._create(spec)
+            return await self._create(with_bases(spec))
         except OSError as error:
             if isinstance(error, SlopletError):
                 raise
@@ -72,16 +76,25 @@ class Runtime(Networked):
         try:
             live = await self.pools.claim(spec) if spec.pool else None
             if live is None:
-                async with self.timeline.origin(spec) as origin:
-                    live = await self.make(spec, origin)
+                kept = spec.recorded()
+                async with self.timeline.origin(kept) as origin:
+                    check_cloud_init(spec.cloud_init, origin.engine)
+                    live = await self.make(kept, origin, cloud_init=spec.cloud_init)
         finally:
             if spec.pool:
                 self.pools.fill(spec)
         return live.info
 
-    async def make(self, spec: SandboxSpec, origin: Origin, *, parent: str | None = None) -> Live:
+    async def make(
+        self,
+        spec: SandboxSpec,
+        origin: Origin,
+        *,
+        parent: str | None = None,
+        cloud_init: CloudInitSpec | None = None,
+    ) -> Live:
         """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure. ``parent``: the
-        one that it is a fork of."""
+        one that it is a fork of; ``cloud_init``: what is applied to it before anybody has it."""
         sandbox_id = new_id()
         if spec.ports:
             check_ports(origin.engine)
@@ -89,13 +102,13 @@ class Runtime(Networked):
         try:
             if parent is not None:
                 await self.networks.inherit(parent, sandbox_id)
-            return await self._make(sandbox_id, spec, origin)
+            return await self._make(sandbox_id, spec, origin, cloud_init)
         except BaseException:
             self.exposed.close(sandbox_id)
             self.networks.drop(sandbox_id)
             raise
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, origin: Origin) -> Live:
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, origin: Origin, cloud_init: CloudInitSpec | None) -> Live:
 
         def begin() -> tuple[str, SandboxInfo]:
             owner = self.owner()
@@ -127,6 +140,12 @@ class Runtime(Networked):
             raise
         try:
             live = await self.bring_up(info, owner, origin, sandbox_id)
+            if cloud_init is not None:
+                try:
+                    await set_up(live, cloud_init, self.bus)
+                except BaseException:
+                    await asyncio.shield(self.discard(live))
+                    raise
         except BaseException:
             await asyncio.shield(self.on_state(lambda: self.forget(owner, sandbox_id)))
             raise
@@ -303,6 +322,8 @@ class Runtime(Networked):
                 if record is not None and record.info.state in ("dead", "paused"):
                     await self.delete_saved(sandbox_id)
                     await self.on_state(lambda: self.forget(record.owner, record.info.id))
+                    if record.info.spec.volumes:
+                        await drop_copies(self)
                 self.networks.drop(sandbox_id)
                 return
         await self.kill(sandbox_id)  # somebody has woken it meanwhile

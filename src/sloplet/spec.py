@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from .cloudspec import CloudInitSpec, cloud_init_from
 from .errors import InvalidLimit, InvalidName, SpecError
 from .netspec import (
     UNSAID,
@@ -160,6 +161,7 @@ class SandboxSpec:
     ports: tuple[PortSpec, ...] = ()
     links: tuple[LinkSpec, ...] = ()
     volumes: tuple[VolumeSpec, ...] = ()
+    cloud_init: CloudInitSpec | None = None  #: applied once, when it is made
     authority: str = ""  #: the id of its certificate authority; the runtime's, not to be asked for
 
     @staticmethod
@@ -190,6 +192,8 @@ class SandboxSpec:
         ports: object = None,
         links: object = None,
         volumes: object = None,
+        cloud_init: CloudInitSpec | None = None,
+        hostname: str | None = None,
     ) -> SandboxSpec:
         if name is not None:
             check_name(name)
@@ -208,7 +212,9 @@ class SandboxSpec:
             env=check_env(env or {}),
             workdir=None if workdir is None else _absolute("workdir", workdir),
             user=None if user is None else _text("user", user, 256),
-            sudo=_choice("sudo", sudo),
+            sudo=_sudo(sudo, cloud_init),
+            cloud_init=cloud_init,
+            hostname=hostname,
             allow_weaker=bool(allow_weaker),
             template=None if template is None else check_snapshot_name(template, "template"),
             idle=None if idle is None else parse_duration(idle, "idle"),
@@ -222,6 +228,11 @@ class SandboxSpec:
             links=() if links is None else check_links(links),
             volumes=() if volumes is None else check_volumes(volumes),
         )
+        if spec.pool and spec.cloud_init:
+            raise SpecError(
+                "pool= and cloud_init= exclude each other",
+                hint="set one up, make a template of it, and keep a pool of that",
+            )
         if spec.pool and spec.volumes:
             raise SpecError("pool= and volumes= exclude each other", hint="one that waits would hold the volumes")
         return spec if spec.template else check_network_needs(spec)  # with a template: when it is known
@@ -236,8 +247,13 @@ class SandboxSpec:
         """Where its commands begin, where the image has no say."""
         return self.workdir or DEFAULT_WORKDIR
 
+    def recorded(self) -> SandboxSpec:
+        """What is kept of it: all but what is used once."""
+        return self if self.cloud_init is None else replace(self, cloud_init=self.cloud_init.recorded())
+
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
+        data["cloud_init"] = None if self.cloud_init is None else self.cloud_init.to_dict()
         data["limits"]["explicit"] = sorted(self.limits.explicit)
         data["env"] = [list(pair) for pair in self.env]
         data["network"] = self.network.to_dict()
@@ -257,6 +273,7 @@ class SandboxSpec:
         values["secrets"] = tuple(SecretSpec.from_dict(secret) for secret in values.get("secrets", ()))
         values["ports"] = check_ports([tuple(port) for port in values.get("ports", ())])
         values["links"] = check_links(values.get("links", ()))
+        values["cloud_init"] = cloud_init_from(values.get("cloud_init"))
         values["volumes"] = volumes_from(values.get("volumes", ()))
         return SandboxSpec(**values, limits=Limits(**limits))
 
@@ -284,6 +301,15 @@ def _choice(what: str, value: object) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise SpecError(f"{what}={str(value)[:80]!r} is not valid", hint="True, False, or nothing")
     return value
+
+
+def _sudo(value: object, cloud_init: CloudInitSpec | None) -> bool | None:
+    asked = _choice("sudo", value)
+    if cloud_init is None:
+        return asked
+    if asked is False:
+        raise SpecError("cloud_init needs root inside to have its powers", hint="leave sudo=False out")
+    return True
 
 
 def _interval(value: object) -> float:

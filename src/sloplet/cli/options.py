@@ -105,6 +105,9 @@ spec_options = stacked(
     click.option("-w", "--workdir", metavar="PATH", help="Where commands begin. [default: the image's, or /workspace]"),
     click.option("-u", "--user", metavar="USER", help="A name or uid[:gid]. [default: the image's, or agent]"),
     click.option("--sudo/--no-sudo", "sudo", default=None, help="Whether root has powers, and sudo works, inside."),
+    click.option(
+        "--cloud-init", "cloud_init", metavar="FILE", help="Set it up by this #cloud-config before it is used."
+    ),
 )
 
 volume_option = click.option(
@@ -134,7 +137,7 @@ life_options = stacked(
 )  # fmt: skip
 
 SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user", "sudo",
-             "allow_weaker", "template", "pool", "ttl", "idle", "undo", "checkpoint_every")  # fmt: skip
+             "cloud_init", "allow_weaker", "template", "pool", "ttl", "idle", "undo", "checkpoint_every")  # fmt: skip
 _WHOLE = ("pids", "open_files", "pool", "undo")
 
 
