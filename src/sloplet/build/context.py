@@ -35,17 +35,29 @@ class Found:
     link: str = ""
 
 
-class Folder:
-    """A folder to copy from. ``ignore``: what does not exist in it; ``owners``: its files' owners mean something."""
+#: From owners on disk to those inside.
+Owner = Callable[[int, int], tuple[int, int]]
 
-    def __init__(self, path: str | os.PathLike[str], *, ignore: Ignore | None = None, owners: bool = False) -> None:
+
+class Folder:
+    """A folder to copy from. ``ignore``: what does not exist in it; ``owner``: whom its files belong to in an image, by
+    their owners on disk (None: to root)."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, ignore: Ignore | None = None, owner: Owner | None = None
+    ) -> None:
         try:
             self._root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise BuildError(f"the folder {os.fspath(path)} cannot be used: {error.strerror}") from error
         self.shown = os.fspath(path)
         self._ignore = ignore or Ignore()
-        self._owners = owners
+        self._owner = owner
+
+    @property
+    def owners(self) -> bool:
+        """Whether the owners that it tells are those inside."""
+        return self._owner is not None
 
     def close(self) -> None:
         root, self._root = self._root, -1
@@ -58,13 +70,16 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open_in(self, path: bytes, flags: int) -> int:
+        return open_in(self._root, path, flags)
+
     def lstat(self, path: str) -> Found | None:
         """What is there, no link followed. BuildFailed if it may not be looked at."""
         path = path.strip("/")
         if path and self._ignore.ignores(path):
             return None
         try:
-            fd = open_in(self._root, _raw(path) or b".", _NODE)
+            fd = self._open_in(_raw(path) or b".", _NODE)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -78,7 +93,7 @@ class Folder:
 
     def _found(self, path: str, fd: int) -> Found:
         info = os.fstat(fd)
-        owner = (info.st_uid, info.st_gid) if self._owners else (0, 0)
+        owner = (0, 0) if self._owner is None else self._owner(info.st_uid, info.st_gid)
         kind = _kind(info.st_mode)
         link = os.readlink(b"", dir_fd=fd).decode("utf-8", "surrogateescape") if kind == "symlink" else ""
         size = info.st_size if kind == "file" else 0
@@ -91,7 +106,7 @@ class Folder:
 
     def _names(self, path: str) -> list[str]:
         try:
-            fd = open_in(self._root, _raw(path) or b".", FOLDER)
+            fd = self._open_in(_raw(path) or b".", FOLDER)
         except OSError as error:
             raise self._denied(path, error) from error
         try:
@@ -126,7 +141,7 @@ class Folder:
 
     def _look(self, path: str) -> Found | None:
         try:
-            fd = open_in(self._root, _raw(path), _NODE)
+            fd = self._open_in(_raw(path), _NODE)
         except FileNotFoundError:
             return None  # gone since
         except OSError as error:
@@ -204,7 +219,7 @@ class Folder:
     def open(self, path: str) -> int:
         """A descriptor of a plain file, the caller's to close."""
         try:
-            fd = open_in(self._root, _raw(path), FILE)
+            fd = self._open_in(_raw(path), FILE)
         except OSError as error:
             raise self._denied(path, error) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):

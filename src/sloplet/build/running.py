@@ -97,7 +97,7 @@ async def run(
         listing, contents = read_changes(spool, complete)
         mounted.keep(listing, contents)
         return items_of(
-            listing, contents, tree.folder.lstat, owners=tree.resolved.owners_kept, names=tree.folder.names,
+            listing, contents, tree.folder.lstat, owners=tree.folder.owners, names=tree.folder.names,
             dropped=lambda path: path == _SCRIPT.strip("/") or dropped(path),
         )  # fmt: skip
 

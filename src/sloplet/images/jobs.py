@@ -10,6 +10,7 @@ from ..fs import FOLDER, remove_tree, write_atomic
 from .compose import LAYER_FACTS, LAYER_TREE, compose
 from .extract import UnpackLimits
 from .layer import unpack_layer
+from .opening import serve
 from .owners import MOST_INSIDE, Owners
 
 Job = Callable[[dict[str, Any], Sequence[int], Callable[[int], None]], dict[str, Any]]
@@ -47,4 +48,4 @@ def _remove(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
     return {"removed": remove_tree(fds[0], arguments["name"])}
 
 
-JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove}
+JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove, "open": serve}
