@@ -307,7 +307,8 @@ class Controller(NetworkController, Protocol):
     async def snapshot(
         self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
     ) -> Snapshot:
-        """Save its state; it runs on (a paused one stays paused). ``role``: "snapshot", "template" (needs a name)."""
+        """Save its state; it runs on (a paused one stays paused). ``role``: "snapshot", "template" (needs a name),
+        "undo" (a point to go back to: before a cell of code, say; only the last ``spec.undo`` are kept)."""
 
     async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
         """Those of one sandbox or of all, oldest first. ``role`` None: every role."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..controller import Controller
 from ..errors import FileError, KernelError, ProcessNotFound, SpecError
 from ..files import AsyncFiles
 from ..process import DEFAULT_MAX_OUTPUT, Output
-from ..spec import parse_duration
+from ..spec import SandboxSpec, parse_duration
 from . import languages
 from .cell import Kernel, OnResult, Running, Unfinished, Wishes, attach_request, new_cell
 from .contexts import AsyncContexts
 from .registry import Registry
 from .results import CodeContext, CodeFailure, CodeResult
+
+_NOTE = 200  # characters of a cell that its undo point shows
 
 
 class AsyncCode:
@@ -20,6 +23,12 @@ class AsyncCode:
 
     contexts: AsyncContexts
     _kernels: Registry
+    _spec: SandboxSpec
+
+    async def _holder(self) -> tuple[Controller, str]:
+        """Who holds it, and its id; it has started then."""
+        raise NotImplementedError
+
     files: AsyncFiles
 
     async def code(
@@ -48,6 +57,9 @@ class AsyncCode:
         spoken = languages.language_of(language or "python")
         languages.check_code(spoken, code)
         kernel = await self._kernels.kernel(spoken, name, restart=restart)
+        if self._spec.undo:
+            controller, sandbox_id = await self._holder()
+            await controller.snapshot(sandbox_id, role="undo", note=code.strip()[:_NOTE])
         if language is not None and kernel.language != spoken:
             raise SpecError(f"the context {kernel.name!r} speaks {kernel.language}, not {spoken}")
         try:

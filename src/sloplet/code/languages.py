@@ -106,8 +106,7 @@ def request(language: str, key: str, cell: str, code: bytes) -> bytes | None:
     if len(code) > MAX_REQUEST:
         return None
     if language == "shell":
-        text = b"\"$(cat <<'SLOPLET_%b'\n%b\nSLOPLET_%b\n)\"" % (cell.encode(), code, cell.encode())
-        made = _shell(cell, b"eval " + text)
+        made = _shell(cell, b"eval " + _quoted(code))
     else:
         made = _line({"key": key, "id": cell, "code": code.decode()})
     return made if len(made) <= MAX_REQUEST else None
@@ -116,8 +115,7 @@ def request(language: str, key: str, cell: str, code: bytes) -> bytes | None:
 def request_by_file(language: str, key: str, cell: str, path: str) -> bytes:
     """The same, for code that lies in a file of the sandbox."""
     if language == "shell":
-        quoted = "'" + path.replace("'", "'\\''") + "'"
-        return _shell(cell, b". " + quoted.encode())
+        return _shell(cell, b". " + _quoted(path.encode()))
     return _line({"key": key, "id": cell, "file": path})
 
 
@@ -131,9 +129,13 @@ def after_interrupt(language: str) -> bytes:
     return b"sloplet_end\n" if language == "shell" else b""
 
 
+def _quoted(text: bytes) -> bytes:
+    return b"'" + text.replace(b"'", b"'\\''") + b"'"
+
+
 def _line(value: dict[str, str]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 
 def _shell(cell: str, what: bytes) -> bytes:
-    return b"sloplet_begin %b; command %b </dev/null 8>&- 9>&-\nsloplet_end\n" % (cell.encode(), what)
+    return b"sloplet_begin %b; command %b </dev/null\nsloplet_end\n" % (cell.encode(), what)

@@ -23,7 +23,7 @@ _ETC = (
     "debian_version", "fonts", "gai.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias",
     "localtime", "lsb-release", "magic", "magic.mime", "mime.types", "os-release", "perl", "pki/ca-trust/extracted",
     "pki/tls/certs", "pki/tls/openssl.cnf", "profile", "protocols", "redhat-release", "rpc", "services", "shells",
-    "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "terminfo", "timezone", "vim",
+    "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "terminfo", "timezone", "vim", "matplotlibrc",
 )  # fmt: skip
 #: Folders of trusted certificates. One of the sandbox's own is added there where its TLS is opened (network/trust.py).
 _TRUST = ("/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted")

@@ -160,7 +160,21 @@ def bundle(value: Any) -> dict[str, bytes]:
                     continue
     if "text/plain" not in found:
         put("text/plain", repr(value))
+    figures = sys.modules.get("matplotlib.figure")
+    if figures is not None and isinstance(value, figures.Figure):
+        found["image/png"] = drawn(value)
     return found
+
+
+def drawn(figure: Any) -> bytes:
+    """A figure as PNG. It is closed then, so that it is shown once."""
+    target = io.BytesIO()
+    try:
+        figure.savefig(target, format="png", bbox_inches="tight")
+    finally:
+        if "matplotlib.pyplot" in sys.modules:
+            sys.modules["matplotlib.pyplot"].close(figure)
+    return target.getvalue()
 
 
 def publish(parts: dict[str, bytes], kind: bytes) -> None:
@@ -194,14 +208,7 @@ def show_figures(*_: Any, **__: Any) -> None:
     if pyplot is None or wire.child:
         return
     for number in pyplot.get_fignums():
-        figure = pyplot.figure(number)
-        try:
-            if figure.get_axes() or getattr(figure, "lines", None):
-                target = io.BytesIO()
-                figure.savefig(target, format="png", bbox_inches="tight")
-                publish({"image/png": target.getvalue(), "text/plain": repr(figure).encode()}, b"shown")
-        finally:
-            pyplot.close(figure)
+        publish(bundle(pyplot.figure(number)), b"shown")
 
 
 def patch_pyplot(module: Any) -> None:
@@ -277,6 +284,46 @@ def compiled(source: str, name: str) -> tuple[Any, Any]:
     return before, compile(ast.Expression(last.value), name, "eval", TOP_AWAIT, True)
 
 
+def spoken_to_ipython(source: str) -> str:
+    """The few words of IPython that models write into cells, as Python: ``!command``, ``%pip``, ``%cd``,
+    ``%matplotlib``, ``%%bash``. Used where the cell is no Python as it is."""
+
+    def plain(match: Any) -> str:
+        indent, sign, rest = match.groups()
+        word, _, tail = rest.strip().partition(" ")
+        if sign == "%" and word not in ("pip", "cd", "matplotlib"):
+            return str(match.group(0))
+        return f"{indent}__sloplet__({sign!r}, {word if sign == '%' else ''!r}, {tail if sign == '%' else rest!r})"
+
+    first, _, body = source.lstrip().partition("\n")
+    if re.match(r"^%%(bash|sh)\s*$", first):
+        return f"__sloplet__('!', '', {body!r})"
+    return re.sub(r"(?m)^([ \t]*)([!%])(.*)$", plain, source)
+
+
+def magic(sign: str, word: str, text: str) -> None:
+    import shlex
+    import subprocess
+
+    flush()
+    if sign == "!":
+        subprocess.call(text, shell=True)  # noqa: S602
+    elif word == "pip":
+        subprocess.call([sys.executable, "-m", "pip", *shlex.split(text)])
+    elif word == "cd":
+        os.chdir(os.path.expanduser(text.strip() or "~"))
+
+
+def understood(source: str, name: str) -> tuple[Any, Any]:
+    try:
+        return compiled(source, name)
+    except SyntaxError:
+        other = spoken_to_ipython(source)
+        if other == source:
+            raise
+        return compiled(other, name)
+
+
 def evaluate(code: Any) -> Any:
     value = eval(code, main.__dict__)  # noqa: S307
     return wait_for(value) if code.co_flags & COROUTINE else value
@@ -315,6 +362,14 @@ def idle(fd: int) -> None:
         loop.remove_reader(fd)
 
 
+def without_us(told: Any) -> Any:
+    """A traceback without the frames of this file, and so the errors that led to it."""
+    for one in (told, told.__cause__, told.__context__):
+        if one is not None:
+            one.stack[:] = [frame for frame in one.stack if frame.filename != "<sloplet kernel>"]
+    return told
+
+
 def explained(error: BaseException) -> tuple[str, str, str]:
     """Name, message and traceback, without the frames of this file."""
     name = type(error).__name__
@@ -329,7 +384,7 @@ def explained(error: BaseException) -> tuple[str, str, str]:
         if trace is None:
             lines = traceback.format_exception_only(type(error), error)
         else:
-            lines = traceback.format_exception(type(error), error, trace)
+            lines = list(without_us(traceback.TracebackException(type(error), error, trace)).format())
         text = "".join(lines)
     except BaseException:
         text = name + ": " + message
@@ -340,11 +395,11 @@ def explained(error: BaseException) -> tuple[str, str, str]:
 
 def run(source: str, name: str) -> BaseException | None:
     """Run a cell; the error that ended it, if one did. Its value and figures are published."""
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    linecache.cache[name] = (len(source), None, [line + "\n" for line in source.split("\n")], name)
     try:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            before, last = compiled(source, name)
+            before, last = understood(source, name)
             if before is not None:
                 evaluate(before)
             if last is not None:
@@ -438,6 +493,7 @@ def begin() -> None:
     sys.modules["__main__"] = main
     main.__dict__.update(__builtins__=builtins, display=display)
     builtins.input = refuse_input
+    builtins.__sloplet__ = magic  # type: ignore[attr-defined]
     os.environ.setdefault("MPLBACKEND", "agg")
     os.register_at_fork(after_in_child=wire.forked)
     sys.meta_path.insert(0, Patches())

@@ -1,4 +1,4 @@
-exec 8>&1 9>&2 2>/dev/null
+exec 7<&0 8>&1 9>&2 2>/dev/null
 PS1= PS2= PROMPT_COMMAND= sloplet_cell= sloplet_count=0
 command set +m
 command set +H
@@ -16,4 +16,18 @@ sloplet_end() {
   printf '\036SLOPLET_KEY %s end\n' "$sloplet_cell" >&9
   sloplet_cell=
 }
+# What exit and set -e end is the cell: bash hands its variables, functions and aliases on to its successor.
+sloplet_state() {
+  echo 'exec 2>/dev/null'
+  declare -p
+  declare -f
+  alias -p
+  printf 'cd -- %q\n' "$PWD"
+  echo 'unset ENV HISTFILE; set +m +H +o history; trap sloplet_leave EXIT; exec 1>&8 2>&9'
+}
+sloplet_leave() {
+  sloplet_end
+  exec bash --noprofile --noediting --rcfile <(sloplet_state) -i <&7 1>&8 2>/dev/null
+}
+[ -z "$BASH_VERSION" ] || trap sloplet_leave EXIT
 exec 2>&9

@@ -209,7 +209,7 @@ class Saving:
         return replace(spec, network=await self._runtime.networks.current(sandbox_id))
 
     async def snapshot(self, sandbox_id: str, name: str | None, *, role: str, note: str = "") -> Snapshot:
-        if role not in ("snapshot", "template"):
+        if role not in ("snapshot", "template", "undo"):
             raise SpecError(f"role={role[:40]!r} is not one that can be asked for", hint="snapshot or template")
         runtime = self._runtime
         await runtime.on_state(lambda: runtime.store.check_snapshot_free(name, role, sandbox_id))
@@ -224,6 +224,9 @@ class Saving:
                 snapshot = await self._save(live, role, name=name, note=note)
             if role == "snapshot":
                 await self._set_head(sandbox_id, live, snapshot.id)
+            elif role == "undo":
+                kept = snapshot.spec.undo
+                await self._runtime.off_loop(lambda: self._runtime.saved.prune_undo(sandbox_id, kept))
         self._runtime.bus.emit(sandbox_id, "snapshot", id=snapshot.id, name=name, kind=snapshot.kind, role=role)
         return snapshot
 
