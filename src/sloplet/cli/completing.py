@@ -53,6 +53,21 @@ def secrets(sandbox: str | None, incomplete: str) -> list[str]:
     return sorted(name for name in known if name.startswith(incomplete))
 
 
+def images(incomplete: str) -> list[str]:
+    """As people write them."""
+    try:
+        from ..images.reference import parse
+        from ..state.home import Home
+        from ..state.image_rows import ImageRows
+
+        home = Home()
+        known = ImageRows(home).all() if home.database.exists() else []
+    except Exception:
+        return []
+    names = {parse(each).familiar for row in known for each in row.references}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
 def _store() -> Store | None:
     from ..state.home import Home
     from ..state.store import Store

@@ -14,7 +14,7 @@ def gc(as_json: bool) -> int:
     """Clean up after programs that died: their sandboxes' processes, cgroups, folders, records and saved states."""
     from .local import clean_up
 
-    report = clean_up()
+    report = clean_up(thorough=True)
     if as_json:
         print_json(
             {

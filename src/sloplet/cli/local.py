@@ -41,8 +41,8 @@ def saved_sizes(infos: Iterable[SandboxInfo]) -> dict[str, int]:
         store.close()
 
 
-def clean_up() -> Report:
-    """Reap: end and remove what programs that died have left."""
+def clean_up(*, thorough: bool = False) -> Report:
+    """Reap: end and remove what programs that died have left. ``thorough``: look at what lies in images/, too."""
     from ..engines import registry
     from ..state.home import Home
     from ..state.reaper import reap
@@ -51,6 +51,6 @@ def clean_up() -> Report:
     home = Home()
     store = Store(home)
     try:
-        return reap(home, store, registry.reap)
+        return reap(home, store, registry.reap, thorough=thorough)
     finally:
         store.close()

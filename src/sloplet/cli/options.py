@@ -94,6 +94,7 @@ spec_options = stacked(
         default="host",
         show_default=True,
         metavar="IMAGE",
+        shell_complete=lambda *args: image_names(*args),
         help="host, a reference (python:3.12-slim), a rootfs folder or a tar.",
     ),
     click.option("--engine", default="auto", show_default=True, metavar="NAME", help="See `sloplet doctor`."),
@@ -246,6 +247,12 @@ def template_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     from .completing import templates
 
     return templates(incomplete)
+
+
+def image_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from .completing import images
+
+    return images(incomplete)
 
 
 def name_argument(required: bool = True, multiple: bool = False) -> Callable[[F], F]:

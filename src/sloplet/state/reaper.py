@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import SlopletError
+from ..errors import SlopletError, StateUnwritable
 from .home import ID_RE, Home, remove_below, remove_log, unwritable
 from .locks import FileLock, image_lock_path, owner_lock_path, take_from_dead
 from .store import Record, Store
@@ -46,8 +46,9 @@ class Report:
         return bool(gone or self.files or self.errors)
 
 
-def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
-    """Clean up after every dead owner. Raises StateError if the state cannot be read at all; else see ``errors``."""
+def reap(home: Home, store: Store, engines_reap: EngineReap, *, thorough: bool = False) -> Report:
+    """Clean up after every dead owner. Raises StateError if the state cannot be read at all; else see ``errors``.
+    ``thorough``: also what lies in images/ and no record names."""
     home.open()
     report = Report()
     tokens = set(_names(home.sandboxes)) | {name.removesuffix(".lock") for name in _names(home.owners)}
@@ -71,6 +72,8 @@ def reap(home: Home, store: Store, engines_reap: EngineReap) -> Report:
     # Last: it also removes the snapshots of those that went just now.
     report.snapshots += sweep(home, store, _names(home.snapshots), locks, report.errors.append)
     _reap_files(home, locks, report)
+    if thorough:
+        _reap_images(home, store, report)
     _reap_logs(home, store)
     return report
 
@@ -142,12 +145,32 @@ def _reap_files(home: Home, locks: list[str], report: Report) -> None:
         if lock is None:
             continue
         try:
-            remove_below(home.images, f".tmp-{key}")
+            _remove_staged(home, f".tmp-{key}")
             report.files += 1
         except SlopletError as error:
             report.errors.append(str(error))
         finally:
             lock.release()
+
+
+def _remove_staged(home: Home, name: str) -> None:
+    """Its files may belong to subordinate ids of an ordinary user."""
+    try:
+        remove_below(home.images, name)
+    except StateUnwritable:
+        from ..images import userns
+
+        userns.remove(home.images, name)
+
+
+def _reap_images(home: Home, store: Store, report: Report) -> None:
+    from ..images.cleaning import sweep
+
+    try:
+        swept = sweep(home, store)
+        report.files += swept.blobs + swept.layers + swept.trees
+    except SlopletError as error:
+        report.errors.append(str(error))
 
 
 def _names(folder: Path) -> list[str]:

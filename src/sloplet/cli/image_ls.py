@@ -1,0 +1,57 @@
+"""``sloplet image ls``: the images that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import Verb, json_option
+from .output import age, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from ..images.store import ImageStore
+
+
+@contextmanager
+def open_store() -> Iterator[ImageStore]:
+    """The image store of this SLOPLET_HOME."""
+    from ..images.store import ImageStore
+    from ..state.home import Home
+
+    store = ImageStore(Home())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@click.command("ls", cls=Verb, examples="sloplet image ls\nsloplet image ls --all\nsloplet image ls --json")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also those without a name: steps of builds.")
+@click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
+@json_option
+def command(everything: bool, quiet: bool, as_json: bool) -> None:
+    """List the images that are here, the one last used first."""
+    from ..images.reference import parse
+
+    with open_store() as store:
+        known = store.list() if store.home.database.exists() else []
+    images = [image for image in known if everything or image.references]
+    if as_json:
+        print_json([image.to_dict() for image in images])
+    elif quiet:
+        for image in images:
+            click.echo(image.id)
+    elif images:
+        rows = []
+        for image in images:
+            names = [parse(each).familiar for each in image.references] or ["-"]
+            rows += [
+                (name, image.short, image.platform, size(image.size), age(image.created_at), age(image.used_at))
+                for name in names
+            ]
+        print_table(["NAME", "ID", "PLATFORM", "SIZE", "CAME", "USED"], rows)
+    else:
+        click.echo("no images (`sloplet image pull debian:12` brings one)", err=True)
