@@ -140,16 +140,21 @@ class Change:
     text: str | None = None  #: a unified diff, where both sides are text and not too long
     binary: bool = False  #: a file whose content is not text (or too long to show)
     below: tuple[str, ...] = ()  #: of a removed folder: what was in it, relative to it; at most 10,000
+    #: in a folder that was copied in: what was there before, so that ``apply`` knows it again (a digest, none, folder)
+    before: str = ""
+    below_before: tuple[str, ...] = ()  #: the same of each of ``below``
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "path": self.path, "kind": self.kind, "type": self.type, "size": self.size, "mode": self.mode,
             "what": list(self.what), "text": self.text, "binary": self.binary, "below": list(self.below),
+            "before": self.before, "below_before": list(self.below_before),
         }  # fmt: skip
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Change:
-        return Change(**{**data, "what": tuple(data["what"]), "below": tuple(data["below"])})
+        lists = {name: tuple(data[name]) for name in ("what", "below", "below_before")}
+        return Change(**{**data, **lists})
 
 
 @dataclass(frozen=True)

@@ -120,19 +120,31 @@ class AsyncHistory:
 
     async def apply(
         self,
-        paths: str | Iterable[str],
+        paths: str | Iterable[str] | None = None,
         *,
-        to: str | os.PathLike[str],
+        to: str | os.PathLike[str] | None = None,
         against: str | Snapshot | None = None,
         delete: bool = False,
     ) -> Applied:
         """Bring chosen changes to a folder of this machine: what ``diff`` lists at or below ``paths`` goes to the same
         relative place below ``to``. Nothing is written outside of it, no link is followed, no setuid bit is kept.
-        ``delete``: what was removed inside is removed there too."""
-        from .changes.apply import apply
+        ``delete``: what was removed inside is removed there too.
 
+        Without ``to`` it goes back to the folders that were copied in (``Volume(..., mode="copy")``), without
+        ``paths`` all of it; what has changed in a folder since then is left alone, and told as skipped."""
+        from .changes.apply import apply, apply_back
+
+        wanted = None if paths is None else [paths] if isinstance(paths, str) else _list(paths)
+        if to is None:
+            controller, sandbox_id = await self._holder()
+            copies = [each for each in (await controller.find(sandbox_id)).spec.volumes if not each.mounted]
+            if against is not None:
+                raise SpecError("against= needs to=", hint="what goes back is compared with the folder as it was")
+            return await apply_back(self.files, await self.diff(text=False), copies, wanted, delete=delete)
+        if wanted is None:
+            raise SpecError("to= needs paths", hint="as diff() lists them, or '/' for everything")
         diff = await self.diff(against, text=False)
-        return await apply(self.files, diff, [paths] if isinstance(paths, str) else _list(paths), to, delete=delete)
+        return await apply(self.files, diff, wanted, to, delete=delete)
 
     async def export(self, path: str | os.PathLike[str], *, image: bool = True) -> Snapshot:
         """Write the sandbox, live or paused, as one archive that ``Sandbox.load`` starts elsewhere. ``image``: with

@@ -1,15 +1,23 @@
-"""The volumes of the sandboxes that a runtime holds: had when one starts, let go when all of it is gone."""
+"""The volumes of the sandboxes that a runtime holds: had when one starts, let go when all of it is gone; and the
+folders that are copied into them."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .errors import SlopletError, StartFailed
 from .spec import SandboxSpec
 
 if TYPE_CHECKING:
-    from .controller import SandboxInfo
+    from .controller import SandboxInfo, Stream
     from .holder import Holder
+    from .live import Live
+    from .state.home import Home
+    from .timeline import Origin
     from .volumes.opening import Opened
 
 
@@ -32,3 +40,72 @@ async def open_for(holder: Holder, info: SandboxInfo, spec: SandboxSpec, *, alon
 def _let_go(opening: asyncio.Task[Opened]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
+
+
+def with_bases(spec: SandboxSpec) -> SandboxSpec:
+    """With a place for each folder that is to be copied in, as it is then."""
+    if all(volume.mounted for volume in spec.volumes):
+        return spec
+    from .volumes import copies
+
+    return replace(spec, volumes=copies.with_bases(spec.volumes))
+
+
+def copies_of(home: Home, spec: SandboxSpec) -> dict[str, Path]:
+    """Path inside -> the folder as it was when it was copied there."""
+    if all(volume.mounted for volume in spec.volumes):
+        return {}
+    from .volumes import copies
+
+    kept = {volume.path: copies.kept(home, volume.base) for volume in spec.volumes if volume.base}
+    return {path: folder for path, folder in kept.items() if folder.is_dir()}
+
+
+async def bring_copies(holder: Holder, live: Live, origin: Origin) -> None:
+    """Copy folders into a sandbox that has just started, unless they came with what it started from. VolumeError,
+    StartFailed."""
+    if all(volume.mounted for volume in origin.spec.volumes):
+        return
+    from .volumes import copies
+
+    known = copies.bases(origin.opened.snapshot.spec.volumes) if origin.opened is not None else set()
+    for volume in origin.spec.volumes:
+        if volume.base and volume.base not in known:
+            folder = await holder.off_loop(lambda volume=volume: copies.keep(holder.home, volume))  # type: ignore[misc]
+            try:
+                await _bring(live, folder, volume.path)
+            except SlopletError as error:
+                raise StartFailed(
+                    f"the folder {volume.source} could not be copied to {volume.path}: {error.message}", hint=error.hint
+                ) from error
+
+
+async def _bring(live: Live, folder: Path, path: str) -> None:
+    from .files import AsyncFiles
+    from .transfer.upload import upload_tree
+    from .wire.fields import Fields
+
+    async def ask(fields: Fields) -> Stream:
+        return live.mux.open(fields)
+
+    hello = live.instance.hello
+    files, root = AsyncFiles(ask), None if hello.no_users else "0:0"
+    await files.remove(path, recursive=True, missing_ok=True, user=root)
+    await files.mkdir(path, user=root)
+    if root is not None:
+        await files.chown(path, hello.user, user=root)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        await upload_tree(files, fd, path, any_link=True)
+    finally:
+        os.close(fd)
+
+
+async def drop_copies(holder: Holder) -> None:
+    """Remove what no sandbox and no saved state speaks of any more."""
+    from .volumes import copies
+
+    home, store = holder.home, holder.store
+    if kept := copies.all_kept(home):
+        for base in await holder.on_state(lambda: store.unspoken(kept)):
+            await holder.off_loop(lambda base=base: copies.forget(home, base))  # type: ignore[misc]

@@ -11,19 +11,21 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 
 from .. import fs
 from ..controller import Diff
-from ..errors import FileError
+from ..errors import FileError, SpecError
 from ..files import AsyncFiles
+from ..images.host import below
 from ..transfer.common import DIR, host_errors, host_path, in_parallel, opened, stays_inside
 from ..transfer.download import MAX_DOWNLOAD
+from ..volumespec import VolumeSpec
 from .choose import Chosen, choose
 from .reading import Reader, sandbox_reader
-from .target import opened_in, remove_content, same_file, temporary, umask
+from .target import digest_at, opened_in, remove_content, same_file, temporary, umask
 
 GROWTH = 64 * 2**20  # how much larger than told a file may have become meanwhile
 _QUICK = 2**18  # files that are compared at once: a thread would cost more
@@ -36,6 +38,18 @@ class Applied:
     written: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()  #: path and why
+
+    def joined(self, other: Applied, below: str) -> Applied:
+        """With what another did in a folder of its own."""
+
+        def named(path: str) -> str:
+            return os.path.join(below, path) if path != "." else below or "."
+
+        return Applied(
+            (*self.written, *map(named, other.written)),
+            (*self.removed, *map(named, other.removed)),
+            (*self.skipped, *((named(path), why) for path, why in other.skipped)),
+        )
 
 
 async def apply(
@@ -50,7 +64,8 @@ async def apply(
     """Bring what ``diff`` lists at or below ``paths`` to the folder ``to``, which is made if missing.
 
     Of a folder that is named the content goes into ``to``; a file that is named goes there under its own name. A file
-    is taken as it is now. ``delete``: what was removed inside is removed there too. SpecError before anything is
+    is taken as it is now. ``delete``: what was removed inside is removed there too. Of a folder that was copied in,
+    what is not as it was then any more is left alone (``Change.before``). SpecError before anything is
     written if the paths make no sense or two changes would go to one place; FileError if ``to`` cannot be used, or
     more than ``max_bytes`` would be written.
     """
@@ -62,6 +77,31 @@ async def apply(
             job = _Apply(files, root, delete, max_bytes)
             job.skipped += [(path, "nothing has changed there") for path in idle]
             return await job.run(chosen)
+
+
+async def apply_back(
+    files: AsyncFiles, diff: Diff, copies: Sequence[VolumeSpec], paths: list[str] | None, *, delete: bool = False
+) -> Applied:
+    """Bring what has changed in folders that were copied in back to where they came from. ``paths`` None: all of it.
+    Raises as ``apply`` does, and SpecError where a path lies in no copy."""
+    if not copies:
+        raise SpecError(
+            "nothing was copied into this sandbox that changes could go back to",
+            hint="say where to, or make it with volumes={'/workspace': Volume('./repo', mode='copy')}",
+        )
+    done = Applied()
+    for path in [copy.path for copy in copies] if paths is None else paths:
+        home = next((copy for copy in copies if below(path, copy.path)), None)
+        if home is None:
+            raise SpecError(
+                f"{path[:80]!r} is in no folder that was copied in",
+                hint=f"these are: {', '.join(c.path for c in copies)}",
+            )
+        single = any(change.path == path and change.type != "dir" for change in diff.changes)
+        rest = (path.rpartition("/")[0] if single else path)[len(home.path) :].strip("/")
+        one = await apply(files, diff, [path], os.path.join(home.source, rest), delete=delete)
+        done = done.joined(one, rest)
+    return done
 
 
 _Act = Callable[[Chosen], Awaitable[None]]
@@ -209,6 +249,7 @@ class _Apply:
                 if old is not None and await _same(fd, part, last, old.st_size):
                     os.unlink(part, dir_fd=fd)
                     return
+                await _refuse_changed(fd, last, old, one.change.before)
                 _put(fd, part, last, old)
                 self.note(fd, last)
         self.written.append(one.place)
@@ -255,6 +296,7 @@ class _Apply:
             old = self.replaceable(fd, last)
             if old is not None and stat.S_ISLNK(old.st_mode) and os.readlink(last, dir_fd=fd) == text:
                 return
+            await _refuse_changed(fd, last, old, one.change.before)
             part = temporary()
             os.symlink(text, part, dir_fd=fd)
             with _gone_on_failure(fd, part):
@@ -282,6 +324,7 @@ class _Apply:
                 if one.change.type == "dir":
                     self.remove_folder(fd, last, one)
                 else:
+                    await _refuse_changed(fd, last, info, one.change.before)
                     os.unlink(last, dir_fd=fd)
         except FileNotFoundError:
             return
@@ -314,6 +357,20 @@ def _put(fd: int, part: str, last: str, old: os.stat_result | None) -> None:
     if old is not None and stat.S_ISDIR(old.st_mode):
         os.rmdir(last, dir_fd=fd)
     os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
+
+
+async def _refuse_changed(fd: int, last: str, old: os.stat_result | None, before: str) -> None:
+    """Left if it is not what was copied into the sandbox any more. "": it was not."""
+    if not before:
+        return
+    if old is None:
+        if before != "none":
+            raise _Left("it was removed here since it was copied")
+        return
+    if before == "none":
+        raise _Left("it was made here since the folder was copied")
+    if await asyncio.to_thread(digest_at, fd, last, old) != before:
+        raise _Left("it has changed here since it was copied")
 
 
 async def _same(fd: int, part: str, last: str, size: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from pathlib import Path
 
 from ..controller import Change, Stream
 from ..engines.base import ResolvedImage
@@ -12,6 +13,7 @@ from ..files import AsyncFiles
 from ..transfer.common import in_parallel
 from . import made
 from .base import Base, NoBase, Node, Unreadable, base_of, closing_base
+from .copied import CopiedBase, all_told, with_before
 from .read import Listing, read_listing
 from .reading import OldState, Reader, base_pieces, same, sandbox_reader, whole
 from .state import State
@@ -31,18 +33,27 @@ async def diff_of(
     text: bool = True,
     folders: Iterable[str] = (),
     prefix: str = "/",
+    copies: Mapping[str, Path] | None = None,
 ) -> tuple[Change, ...]:
     """What a sandbox's files have become since its image, or since ``old``, by path.
 
     ``stream``: CHANGES without contents, just opened on it; ``files``: its files. ``folders``: what its runtime made
     (the working directory, the home). ``image`` None: it has no root of its own, and everything below ``prefix``, the
-    PATH of the request, is an addition. Raises what the stream and the sandbox raise, and FileError when there is
-    more than can be compared.
+    PATH of the request, is an addition. ``copies``: folders of this machine, as they were when they were copied to
+    these paths. Raises what the stream and the sandbox raise, and FileError when there is more than can be compared.
     """
     listing = await read_listing(stream, prefix)
     base = await asyncio.to_thread(base_of, image) if image is not None else NoBase()
-    with closing_base(base):
-        return await compare(listing, base, sandbox_reader(files), old, text=text, folders=folders)
+    if not copies:
+        with closing_base(base):
+            return await compare(listing, base, sandbox_reader(files), old, text=text, folders=folders)
+    copied = CopiedBase(base, copies)
+    with closing_base(copied):
+        if old is not None:
+            old = OldState(all_told(old.listing, copies), old.read)
+        listing = all_told(listing, copies)
+        found = await compare(listing, copied, sandbox_reader(files), old, text=text, folders=(*folders, *copies))
+        return await asyncio.to_thread(with_before, found, copied, copies) if old is None else found
 
 
 async def state_of(stream: Stream, files: AsyncFiles, prefix: str = "/") -> OldState:

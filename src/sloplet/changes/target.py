@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from ..controller import Change
 from ..fs import FILE, open_in
 from ..transfer.common import DIR
+from .copied import file_digest, link_digest
 
 _PIECE = 2**20
 
@@ -17,21 +19,35 @@ _PIECE = 2**20
 def remove_content(folder: int, change: Change) -> list[str]:
     """Remove from a folder what the change says was in it; what else is there stays. Returns what went."""
     gone = []
+    before = dict(zip(change.below, change.below_before, strict=False))
     for name in sorted(change.below, reverse=True):  # what is deeper first
         with suppress(OSError):  # what stays keeps its folder, and that is told
-            _remove_one(folder, name)
+            _remove_one(folder, name, before.get(name, ""))
             gone.append(name)
     return gone
 
 
-def _remove_one(root: int, name: str) -> None:
-    """A file, a link, or an empty folder."""
+def _remove_one(root: int, name: str, before: str) -> None:
+    """A file, a link, or an empty folder. ``before``: only if it still is that."""
     above, _, last = name.rpartition("/")
     with opened_in(root, above or ".") as fd:
-        if stat.S_ISDIR(os.lstat(last, dir_fd=fd).st_mode):
+        info = os.lstat(last, dir_fd=fd)
+        if stat.S_ISDIR(info.st_mode):
             os.rmdir(last, dir_fd=fd)
+        elif before and digest_at(fd, last, info) != before:
+            raise OSError(errno.EEXIST, "it has changed here since it was copied")
         else:
             os.unlink(last, dir_fd=fd)
+
+
+def digest_at(fd: int, last: str, info: os.stat_result) -> str:
+    """Of the file or link that is at a place now; "" of anything else."""
+    if stat.S_ISLNK(info.st_mode):
+        return link_digest(os.readlink(last, dir_fd=fd))
+    if not stat.S_ISREG(info.st_mode):
+        return ""
+    with opened_in(fd, last, FILE) as file:
+        return file_digest(file)
 
 
 def same_file(fd: int, name: str, other: str) -> bool:

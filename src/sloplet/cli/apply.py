@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import SpecError
 from .diff import against_option, inside
 from .options import Verb, json_option, name_argument
 from .output import note, plain, print_json
@@ -24,23 +25,29 @@ if TYPE_CHECKING:
     sloplet apply dev src --to ./src --dry-run
     sloplet apply dev README.md report.txt --to ~/project
     sloplet apply dev /workspace --to ./out --against base --delete
+    sloplet apply dev
     """,
 )
 @name_argument()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--to", "to", required=True, metavar="DIR", type=click.Path(), help="The folder of this machine.")
+@click.argument("paths", nargs=-1, metavar="[PATH...]")
+@click.option("--to", "to", metavar="DIR", type=click.Path(),
+              help="The folder of this machine. [default: where it was copied from]")  # fmt: skip
 @click.option("--delete", is_flag=True, help="What was removed in the sandbox is removed there too.")
 @against_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done; links are judged when it is.")
 @json_option
 def apply(
-    name: str, paths: tuple[str, ...], to: str, delete: bool, against: str | None, dry_run: bool, as_json: bool
+    name: str, paths: tuple[str, ...], to: str | None, delete: bool, against: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Bring changes that `sloplet diff` lists at or below PATHs to a folder of this machine.
 
     Of a folder the content goes into DIR, a file goes there under its own name. Relative PATHs begin at the sandbox's
-    working directory. Nothing is written outside of DIR, no link is followed, no setuid bit is kept.
+    working directory. Nothing is written outside of DIR, no link is followed, no setuid bit is kept. Without --to
+    changes go back to the folders that were copied in (-v SRC:DST:copy), without PATHs all of them; what has changed
+    there meanwhile is left alone.
     """
+    if to is not None and not paths:
+        raise SpecError("which changes?", hint="name paths as `sloplet diff` lists them, or / for everything")
     if dry_run:
         planned = finish(_plan(name, paths, against), _look)
         _show_plan(planned, delete, as_json)
@@ -58,17 +65,21 @@ async def _plan(name: str, paths: Sequence[str], against: str | None) -> list[Ch
 
     box = await AsyncSandbox.connect(name)
     found = await working(f"comparing the files of {name}", box.diff(against, text=False))
-    chosen, _ = choose(found.changes, [inside(path, box.workdir) for path in paths])
+    wanted = [inside(path, box.workdir) for path in paths]
+    if not wanted:
+        wanted = [volume.path for volume in (await box.info()).spec.volumes if not volume.mounted]
+    chosen, _ = choose(found.changes, wanted)
     return [item for item in chosen if item.place]
 
 
-async def _apply(name: str, paths: Sequence[str], to: str, delete: bool, against: str | None) -> Applied:
+async def _apply(name: str, paths: Sequence[str], to: str | None, delete: bool, against: str | None) -> Applied:
     from ..sandbox import AsyncSandbox
 
     box = await AsyncSandbox.connect(name)
     wanted = [inside(path, box.workdir) for path in paths]
     return await working(
-        f"bringing changes of {name} to {to}", box.apply(wanted, to=to, against=against, delete=delete)
+        f"bringing changes of {name} to {to or 'where they were copied from'}",
+        box.apply(wanted or None, to=to, against=against, delete=delete),
     )
 
 

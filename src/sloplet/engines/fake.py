@@ -153,6 +153,10 @@ class FakeEngine:
             raise UnsupportedOperation(
                 "the fake engine has files of its own only, no images", hint="use engine='container' for images"
             )
+        if any(volume.mounted for volume in spec.volumes):
+            raise UnsupportedOperation(
+                "the fake engine cannot mount anything", hint="use engine='container' for volumes"
+            )
         if wants_egress(spec):
             raise ControlUnavailable(
                 "the fake engine cannot give a sandbox a network", hint="use engine='container' or engine='gvisor'"

@@ -87,9 +87,9 @@ class Rung(ABC):
                 f"engine {self.name!r} cannot use an image of kind {request.image.kind!r}",
                 hint=None if "rootfs" in kinds else "engine='container' can",
             )
-        if not probe.capabilities.volumes and any(volume.mounted for volume in request.spec.volumes):
+        if request.spec.volumes and not probe.capabilities.volumes:
             raise UnsupportedOperation(
-                f"engine {self.name!r} cannot mount volumes: it has no filesystem of its own",
+                f"engine {self.name!r} cannot have volumes: it has no filesystem of its own",
                 hint="engine='container' can; or upload() what is needed",
             )
         if wants_egress(request.spec) and not probe.capabilities.egress:

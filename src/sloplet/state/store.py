@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,12 @@ class Store(SnapshotRows):
     def asleep_expired(self, now: float | None = None) -> _Ids:
         """Ids of those that nobody holds, that could go on (paused, recoverable), and whose time is up."""
         return [str(row[0]) for row in self._read(_SELECT + _ASLEEP_EXPIRED, (_now(now),))]
+
+    def unspoken(self, words: Iterable[str]) -> set[str]:
+        """Those that no sandbox's settings hold, and no saved state's."""
+        spoken = "SELECT 1 FROM {} WHERE instr(spec, ?1)"
+        query = f"{spoken.format('sandboxes')} UNION ALL {spoken.format('snapshots')} LIMIT 1"
+        return {word for word in words if not self._read(query, (word,))}
 
     def owners(self) -> set[str]:
         """The tokens that rows name as their owner."""

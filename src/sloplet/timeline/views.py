@@ -17,6 +17,7 @@ from ..files import AsyncFiles
 from ..live import Live
 from ..segments import Joined
 from ..state.home import new_id
+from ..volumed import copies_of
 from ..wire.fields import Fields
 from ..wire.schema import Op, Tag
 
@@ -33,9 +34,16 @@ async def diff(runtime: Runtime, info: SandboxInfo, against: Snapshot | None, *,
             stream = await runtime.open(info.id, _request(live))
             files = AsyncFiles(lambda fields: runtime.open(info.id, fields))
             image = live.image if disk.folder(live) is None else None
-            folders = (live.info.workdir, live.instance.hello.home or "/home/agent")
+            folders = (
+                live.info.workdir,
+                live.instance.hello.home or "/home/agent",
+                *(volume.path for volume in live.spec.volumes),
+            )
+            copies = copies_of(runtime.home, live.spec) if image is not None else {}
             prefix = disk.folder(live) or "/"
-            changes = await diff_of(stream, files, image, old, text=text, folders=folders, prefix=prefix)
+            changes = await diff_of(
+                stream, files, image, old, text=text, folders=folders, prefix=prefix, copies=copies
+            )
     finally:
         if slept:
             await runtime.pause(info.id)

@@ -41,7 +41,7 @@ def keep(home: Home, volume: VolumeSpec) -> Path:
                 read = open_in(source, ".", FOLDER)
                 target = open_in(volumes, staged, FOLDER)
                 try:
-                    trees.Copy(owners=False).run(read, target)
+                    trees.Copy(owners=False, plain=True).run(read, target)
                 finally:
                     os.close(read)
                     os.close(target)

@@ -33,10 +33,11 @@ class Copy:
     copied twice.
     """
 
-    def __init__(self, *, owners: bool = True) -> None:
+    def __init__(self, *, owners: bool = True, plain: bool = False) -> None:
+        """``plain``: nothing but files, folders and links, with nothing but permission bits."""
         self.files = self.bytes = 0
         self.skipped = 0
-        self._owners = owners
+        self._owners, self._plain = owners, plain
         self._levels: list[_Level] = []
         self._root = -1
         self._links: dict[tuple[int, int], str] = {}  # of files with several names: the first one's copy
@@ -85,7 +86,7 @@ class Copy:
                     os.symlink(os.readlink(entry.name, dir_fd=here), entry.name, dir_fd=there)
                     self._own(there, entry.name, info)
                     self.files += 1
-                elif stat.S_ISFIFO(info.st_mode):
+                elif stat.S_ISFIFO(info.st_mode) and not self._plain:
                     os.mkfifo(entry.name, stat.S_IMODE(info.st_mode) & 0o777, dir_fd=there)
                     self._own(there, entry.name, info)
                 else:
@@ -132,7 +133,7 @@ class Copy:
         if self._owners:
             os.fchown(fd, info.st_uid, info.st_gid)
         kept = 0o7777 if stat.S_ISDIR(info.st_mode) else 0o1777
-        os.fchmod(fd, info.st_mode & kept)
+        os.fchmod(fd, info.st_mode & (0o777 if self._plain else kept))
         os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
