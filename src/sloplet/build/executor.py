@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..controller import Controller
-from ..errors import BuildFailed, ImageNotFound, RecipeInvalid, SpecError
+from ..errors import BuildFailed, ImageError, ImageNotFound, RecipeInvalid, SpecError
 from ..finding import default_controller
 from ..images.config import ImageConfig
 from ..images.media import host_platform, parse_platform
@@ -308,6 +308,9 @@ class _Stage:
             raise BuildFailed(where + error.message, hint=error.hint) from error
         except SpecError as error:
             raise step.line.wrong(error.message, error.hint) from error
+        except ImageError as error:
+            where = f"{step.line.name} line {step.line.number}: "
+            raise type(error)(where + error.message, hint=error.hint) from error
         seconds = time.monotonic() - began
         self._builder.tell(BuildEvent("end", self._number, stage=name, cached=self._cached, seconds=seconds))
         return result
@@ -367,8 +370,7 @@ class _Stage:
             controller = await builder.controller()
             return await run(work, tree, settings, controller, builder.home, spool, mounted, self._log)
 
-        async with mounted:
-            return await self._cached_or(key_of(self._ground.chain, facts), make)
+        return await self._cached_or(key_of(self._ground.chain, facts), make)
 
     async def _folder_of(self, name: str | None) -> Folder:
         """Where COPY --from and mounts take files from."""

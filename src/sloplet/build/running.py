@@ -18,7 +18,7 @@ from ..state.home import Home
 from .commit import Spool, items_of, read_changes, take_changes
 from .ground import Tree
 from .layertar import Item
-from .mounts import Mounted
+from .mounts import Mounted, patiently
 from .scope import RunWork
 
 _SCRIPT = "/.sloplet-build-script"
@@ -81,25 +81,24 @@ async def run(
     network = network_of(work, settings)
     box = AsyncSandbox(
         image=tree.image.id, user="0:0", workdir="/", sudo=True, network=network, engine=settings.engine,
-        allow_weaker=settings.allow_weaker, controller=controller, **settings.limits,
+        allow_weaker=settings.allow_weaker, controller=controller, volumes=mounted.volumes or None, **settings.limits,
     )  # fmt: skip
     lines = Lines(tell)
+    await patiently(box.start, mounted, tell)
     async with box:
-        await mounted.enter(box)
+        await mounted.enter(controller, box.id, tree)
         result = await _execute(work, box, lines)
         if not result.ok:
             raise _failed(work, result, lines, network)
-        await mounted.leave(box)
         complete = await take_changes(controller, box.id, spool)
-    dropped = mounted.covers
 
     def items() -> list[Item]:
         listing, contents = read_changes(spool, complete)
-        mounted.keep(listing, contents)
-        return items_of(
+        found = items_of(
             listing, contents, tree.folder.lstat, owners=tree.folder.owners, names=tree.folder.names,
-            dropped=lambda path: path == _SCRIPT.strip("/") or dropped(path),
+            dropped=lambda path: path == _SCRIPT.strip("/") or mounted.covers(path),
         )  # fmt: skip
+        return mounted.without_own(found)
 
     return await asyncio.to_thread(items)
 
