@@ -25,6 +25,7 @@ VERBS = {
     "shell": ("shell", "A terminal in a sandbox: a named one, or a fresh one."),
     "create": ("create", "Make a named sandbox that stays."),
     "exec": ("exec", "Run a command in a named sandbox."),
+    "code": ("code", "Run code where its variables stay: Python, Node, shell."),
     "ls": ("ls", "List sandboxes."),
     "rm": ("rm", "End sandboxes and remove all they had."),
     "pause": ("pausing", "Write sandboxes to disk and free all they use."),
