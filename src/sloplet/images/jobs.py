@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..fs import FOLDER, remove_tree, write_atomic
+from ..volumes.trees import Copy
 from .compose import LAYER_FACTS, LAYER_TREE, compose
 from .extract import UnpackLimits
 from .layer import unpack_layer
@@ -48,4 +49,11 @@ def _remove(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
     return {"removed": remove_tree(fds[0], arguments["name"])}
 
 
-JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove, "open": serve}
+def _copy(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    """A volume's files. ``fds``: the folder that they are in, and an empty one."""
+    copy = Copy(owners=arguments["owners"] == "kept")
+    copy.run(fds[0], fds[1])
+    return {"files": copy.files, "bytes": copy.bytes}
+
+
+JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove, "open": serve, "copy": _copy}

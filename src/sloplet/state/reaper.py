@@ -72,6 +72,7 @@ def reap(home: Home, store: Store, engines_reap: EngineReap, *, thorough: bool =
     # Last: it also removes the snapshots of those that went just now.
     report.snapshots += sweep(home, store, _names(home.snapshots), locks, report.errors.append)
     _reap_files(home, locks, report)
+    _reap_volumes(home, store, locks, report)
     if thorough:
         _reap_images(home, store, report)
     _reap_logs(home, store)
@@ -171,6 +172,14 @@ def _reap_images(home: Home, store: Store, report: Report) -> None:
         report.files += swept.blobs + swept.layers + swept.trees
     except SlopletError as error:
         report.errors.append(str(error))
+
+
+def _reap_volumes(home: Home, store: Store, locks: list[str], report: Report) -> None:
+    names = _names(home.volumes)
+    if any(name.startswith(".") for name in names) or any(name.startswith("volume-") for name in locks):
+        from ..volumes.cleaning import sweep
+
+        report.files += sweep(home, store, names, locks, report.errors)
 
 
 def _names(folder: Path) -> list[str]:

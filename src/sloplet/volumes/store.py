@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ..errors import VolumeError, VolumeExists
 from ..fs import FILE, FOLDER, open_in, sync_filesystem
+from ..images import userns
 from ..quantities import parse_size
-from ..state.home import Home, new_id, remove_below, unwritable
+from ..state.home import Home, new_id, unwritable
 from ..state.locks import FileLock
 from ..volumespec import NAME_RE, check_volume_name
 from . import records, sized, trees
@@ -167,7 +168,7 @@ class Volumes:
             if source.size is None:
                 os.mkdir(DATA, 0o700, dir_fd=folder)
                 with _opened(above, DATA, FOLDER) as old, _opened(folder, DATA, FOLDER) as new:
-                    trees.Copy(owners=os.geteuid() == 0).run(old, new)
+                    userns.run("copy", {}, [old, new])
                 return
             with _opened(above, IMAGE, FILE) as old:
                 if snapshot is None:
@@ -235,7 +236,7 @@ def staging_lock(home: Home, staged: str) -> Path:
 
 
 def remove_staged(home: Home, staged: str) -> None:
-    remove_below(home.volumes, f".tmp-{staged}")
+    userns.remove(home.volumes, f".tmp-{staged}")
 
 
 def _rename(volumes: int, staged: str, place: str) -> None:
