@@ -46,9 +46,9 @@ def test_every_suite_gives_numbers(engine: str) -> None:
     data = report.to_dict()
     measured = {series["metric"] for series in data["series"] if series["subject"] in (engine, "sloplet")}
     assert measured == {
-        "start.first_result", "start.whole_life", "exec.round_trip", "cli.run", "import.sloplet", "import.sandbox",
-        "rate.sandboxes", "files.write_1m", "files.read_1m", "files.write_100m", "files.read_100m", "output.stdout",
-        "output.host_memory", "live.count", "live.pss", "live.machine",
+        "start.first_result", "start.whole_life", "exec.round_trip", "code.round_trip", "code.wire", "cli.run",
+        "import.sloplet", "import.sandbox", "rate.sandboxes", "files.write_1m", "files.read_1m", "files.write_100m",
+        "files.read_100m", "output.stdout", "output.host_memory", "live.count", "live.pss", "live.machine",
     }  # fmt: skip
     live = report.get("live.pss", engine)
     assert live is not None

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from ..testing.bench.stats import Report
 
-SUITES = ("start", "exec", "cli", "import", "rate", "files", "output", "live")
+SUITES = ("start", "exec", "code", "cli", "import", "rate", "files", "output", "live")
 LIVE_SUITES = ("snapshot", "restore", "fork", "pool", "pause", "weight", "curve")
 NET_SUITES = ("download", "connect", "together", "slow")
 RIVALS = ("subprocess", "bwrap", "docker", "runsc")

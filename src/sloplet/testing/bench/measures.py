@@ -46,6 +46,20 @@ def exec_once(box: Sandbox) -> float:
     return took
 
 
+def code_once(box: Sandbox) -> float:
+    """A cell in a kernel that is there: sent, run, its value back."""
+    began = time.perf_counter()
+    result = box.code("1 + 1")
+    took = time.perf_counter() - began
+    must(result.text == "2", f"1 + 1 gave {result.text}: {result.error}")
+    return took
+
+
+def stat_once(box: Sandbox) -> float:
+    """The least that a question to a sandbox can take."""
+    return timed(lambda: must(box.files.stat("/").is_dir, "/ is no folder"))
+
+
 def rate(engine: str, count: int, at_once: int) -> float:
     """Sandboxes per second: each made, used for one command and destroyed; ``at_once`` of them at a time."""
 

@@ -158,6 +158,19 @@ def _bind(measure: Callable[[Sandbox], float], box: Sandbox) -> Callable[[], flo
     return lambda: measure(box)
 
 
+def code(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) -> None:
+    """A warm cell, and beside it the plainest question over the same wire: the difference is what cells cost."""
+    with contextlib.ExitStack() as stack:
+        cells: dict[str, Callable[[], float]] = {}
+        questions: dict[str, Callable[[], float]] = {}
+        for engine in engines:
+            box = stack.enter_context(Sandbox(engine=engine))
+            cells[engine] = _bind(measures.code_once, box)
+            questions[engine] = _bind(measures.stat_once, box)
+        for metric, jobs in (("code.round_trip", cells), ("code.wire", questions)):
+            interleave(jobs, dict.fromkeys(jobs, plan.execs), plan.warmup, _recorder(report, metric))
+
+
 def cli(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) -> None:
     jobs: dict[str, Callable[[], float]] = {"python": lambda: measures.python_process("-c", "pass")}
     jobs |= {engine: _cli(engine) for engine in engines}
@@ -271,6 +284,7 @@ def live(plan: Plan, report: Report, rivals: list[Rival], engines: list[str]) ->
 SUITES: dict[str, Callable[[Plan, Report, list[Rival], list[str]], None]] = {
     "start": start,
     "exec": exec_,
+    "code": code,
     "cli": cli,
     "import": imports,
     "rate": rate,

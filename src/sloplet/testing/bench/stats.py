@@ -72,6 +72,8 @@ METRICS = {
     "start.first_result": Metric("create to first result", "s", "bwrap"),
     "start.whole_life": Metric("create, use, destroy", "s", "bwrap"),
     "exec.round_trip": Metric("exec round trip", "s", "subprocess"),
+    "code.round_trip": Metric("code cell, warm", "s"),
+    "code.wire": Metric("a question over the wire", "s"),
     "cli.run": Metric("`sloplet run -- true`, whole process", "s", "python"),
     "import.sloplet": Metric("import sloplet, beyond bare python", "s"),
     "import.sandbox": Metric("from sloplet import Sandbox, beyond bare python", "s"),
