@@ -38,3 +38,13 @@ def nothing_is_left_running() -> Iterator[None]:
     yield
     left = {pid: command for pid, command in _children().items() if pid not in before}
     assert not left, f"child processes left by the tests: {left}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images_can_be_removed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An ordinary user's images belong to his subordinate ids: what removes temporary folders could not."""
+    yield
+    from layer_kit import empty
+
+    for folder in (Path(_home.name), tmp_path_factory.getbasetemp()):
+        empty(folder)
