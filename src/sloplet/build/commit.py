@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from ..changes import made
 from ..changes.read import REMOVED, Entry, Listing
 from ..changes.stored import Contents, scan
 from ..controller import Controller
@@ -128,8 +129,19 @@ def items_of(
     dropped: Callable[[str], bool] = lambda path: False,
 ) -> list[Item]:
     """What belongs into a layer above ``base``. ``owners``: those that ``base`` tells are the ones inside; ``names``:
-    what is in a folder of it; ``dropped``: what is no part of it, and nothing below is. Blocking."""
+    what is in a folder of it; ``dropped``: what is no part of it, and nothing below is. Blocking.
+
+    The same whatever engine told it: a folder that was replaced comes as what it lacks of the old one.
+    """
     items: dict[str, Item] = {}
+    present: dict[str, set[str]] = {path.strip("/"): set(found) for path, found in listing.names.items()}
+    for absolute, entry in listing.entries.items():
+        path = absolute.strip("/")
+        if listing.complete and entry.type == "dir" and _replaced(listing, absolute):
+            present.setdefault(path, set())
+        above, _, name = path.rpartition("/")
+        if listing.complete and above in present and entry.type != REMOVED:
+            present[above].add(name)
     for absolute, entry in listing.entries.items():
         path = absolute.strip("/")
         if not path or never(path) or dropped(path):
@@ -140,16 +152,37 @@ def items_of(
         before = base(path)
         if item.kind == "whiteout" and before is None:
             continue  # the runtime's own, or made and removed again
-        if item.kind == "opaque" and (before is None or before.kind != "folder"):
-            item = Item(path, "folder", item.mode, item.uid, item.gid)
         if item.kind == "folder" and _same_folder(item, before, owners):
             continue
         items[path] = item
-    for absolute, present in listing.names.items():
-        for path in _missing(absolute, present, names):
-            if not never(path) and not dropped(path):
+    for folder, found in present.items():
+        for name in names(folder):
+            path = f"{folder}/{name}".lstrip("/")
+            if name not in found and not never(path) and not dropped(path):
                 items[path] = Item(path, "whiteout")
+    if not listing.complete:
+        _leave_out_ours(items, base)
     return [_linked(item, items, listing, contents) for item in items.values()]
+
+
+def _replaced(listing: Listing, absolute: str) -> bool:
+    """Whether a folder, or one above it, hides the image's of that name."""
+    while absolute.strip("/"):
+        entry = listing.entries.get(absolute)
+        if entry is not None and entry.opaque:
+            return True
+        absolute = absolute.rpartition("/")[0]
+    return False
+
+
+def _leave_out_ours(items: dict[str, Item], base: Look) -> None:
+    """Where all folders are told, those too that the runtime made: empty ones that the image lacks."""
+    for path in sorted(made.folders(), reverse=True):
+        path = path.strip("/")
+        item = items.get(path)
+        empty = item is not None and not any(other.startswith(f"{path}/") for other in items)
+        if item is not None and empty and item.kind == "folder" and base(path) is None:
+            del items[path]
 
 
 def never(path: str) -> bool:
@@ -164,7 +197,7 @@ def _item(path: str, absolute: str, entry: Entry, contents: Contents) -> Item | 
     if entry.type == REMOVED:
         return Item(path, "whiteout")
     if entry.type == "dir":
-        return Item(path, "opaque" if entry.opaque else "folder", entry.mode, *owner)
+        return Item(path, "folder", entry.mode, *owner)
     if entry.type == "symlink":
         return Item(path, "symlink", 0o777, *owner, link=entry.target)
     if entry.type != "file":
@@ -192,8 +225,3 @@ def _same_folder(item: Item, before: Found | None, owners: bool) -> bool:
     if before is None or before.kind != "folder" or item.mode != before.mode:
         return False
     return owners and (item.uid, item.gid) == (before.uid, before.gid)
-
-
-def _missing(absolute: str, present: set[str], names: Callable[[str], list[str]]) -> list[str]:
-    folder = absolute.strip("/")
-    return [f"{folder}/{name}".lstrip("/") for name in names(folder) if name not in present]

@@ -20,7 +20,6 @@ from ..images.media import OCI_LAYER, Descriptor
 #: 1980-01-01: ZIP knows no earlier time, and programs that zip an image's files would fail.
 DEFAULT_EPOCH = 315532800
 WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
 GZIP_LEVEL = 4
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 _PIECE = 1 << 18
@@ -34,7 +33,7 @@ class Item:
     """One entry of a layer. ``path`` has no slash at either end, and surrogates for bytes that are not UTF-8."""
 
     path: str
-    kind: str  #: file, folder, symlink, hardlink, whiteout, opaque
+    kind: str  #: file, folder, symlink, hardlink, whiteout
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
@@ -132,7 +131,7 @@ def _check_tree(by_path: dict[str, Item]) -> None:
         above = path.rpartition("/")[0]
         while above and above not in folders:
             other = by_path.get(above)
-            if other is not None and other.kind not in ("folder", "opaque"):
+            if other is not None and other.kind != "folder":
                 raise BuildFailed(f"/{path} is to be in /{above}, which is no folder ({item.kind} below {other.kind})")
             folders.add(above)
             above = above.rpartition("/")[0]
@@ -160,10 +159,8 @@ def _member(item: Item, time_ns: int, check: Check) -> Iterator[bytes]:
     if item.kind == "whiteout":
         above, _, last = item.path.rpartition("/")
         yield header(_raw(f"{above}/{WHITEOUT}{last}".lstrip("/")), mode=0, mtime_ns=time_ns)
-    elif item.kind in ("folder", "opaque"):
+    elif item.kind == "folder":
         yield header(name + b"/", kind="folder", **facts)
-        if item.kind == "opaque":
-            yield header(name + b"/" + OPAQUE.encode(), mode=0, mtime_ns=time_ns)
     elif item.kind in ("symlink", "hardlink"):
         mode = 0o777 if item.kind == "symlink" else item.mode & 0o7777
         yield header(name, kind=item.kind, link=_raw(item.link), **{**facts, "mode": mode})

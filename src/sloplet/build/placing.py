@@ -48,7 +48,7 @@ class View:
 def _found(item: Item) -> Found | None:
     if item.kind == "whiteout":
         return None
-    kind = {"opaque": "folder", "hardlink": "file"}.get(item.kind, item.kind)
+    kind = "file" if item.kind == "hardlink" else item.kind
     return Found(item.path, kind, item.mode, item.uid, item.gid, item.size, item.link if kind == "symlink" else "")
 
 

@@ -42,9 +42,7 @@ def _batches(records: Iterator[bytes]) -> Iterator[bytes]:
 
 def _records(items: list[Item]) -> Iterator[bytes]:
     for item in items:
-        kind = {"folder": FileType.DIR, "opaque": FileType.DIR, "symlink": FileType.SYMLINK}.get(
-            item.kind, FileType.FILE
-        )
+        kind = {"folder": FileType.DIR, "symlink": FileType.SYMLINK}.get(item.kind, FileType.FILE)
         fields = Fields((Tag.NAME, _raw(item.path)), (Tag.TYPE, int(kind)), (Tag.SIZE, item.size))
         fields.add(Tag.MODE, item.mode & 0o7777).add(Tag.UID, item.uid).add(Tag.GID, item.gid).add(
             Tag.MTIME_NS, DEFAULT_EPOCH * 10**9
