@@ -140,7 +140,8 @@ class Change:
     text: str | None = None  #: a unified diff, where both sides are text and not too long
     binary: bool = False  #: a file whose content is not text (or too long to show)
     below: tuple[str, ...] = ()  #: of a removed folder: what was in it, relative to it; at most 10,000
-    #: in a folder that was copied in: what was there before, so that ``apply`` knows it again (a digest, none, folder)
+    #: in a folder that was copied in: what may be where it came from, for ``apply`` to overwrite: words with spaces
+    #: between, each a digest of what was there or of what was applied before, or "none"
     before: str = ""
     below_before: tuple[str, ...] = ()  #: the same of each of ``below``
 
@@ -203,7 +204,7 @@ class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
     paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress, import.progress,
     checkpoint.failed, sleep.failed, pool.failed, network.allowed, network.denied, network.failed, network.budget,
-    trust.failed, port.failed, and events.lost for a reader that was too slow."""
+    trust.failed, port.failed, cloud_init, and events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str
@@ -340,6 +341,10 @@ class Controller(NetworkController, Protocol):
     async def diff(self, sandbox_id: str, against: str | None = None, *, text: bool = True) -> Diff:
         """What its files have become since its image (None), or since one of its snapshots. Does not wake a paused one
         for longer than it takes."""
+
+    async def applied(self, sandbox_id: str, marks: Mapping[str, str]) -> None:
+        """Changes were brought back to the folder that they were copied from: paths inside, and what is there now, as
+        ``Change.before`` has it. The next ``diff`` knows them."""
 
     async def export(self, sandbox_id: str, path: str, *, image: bool = True) -> Snapshot:
         """Write one archive of the sandbox to a new file on this machine. ``image``: with its image inside."""

@@ -140,7 +140,10 @@ class AsyncHistory:
             copies = [each for each in (await controller.find(sandbox_id)).spec.volumes if not each.mounted]
             if against is not None:
                 raise SpecError("against= needs to=", hint="what goes back is compared with the folder as it was")
-            return await apply_back(self.files, await self.diff(text=False), copies, wanted, delete=delete)
+            done = await apply_back(self.files, await self.diff(text=False), copies, wanted, delete=delete)
+            if done.marks:
+                await controller.applied(sandbox_id, done.marks)
+            return done
         if wanted is None:
             raise SpecError("to= needs paths", hint="as diff() lists them, or '/' for everything")
         diff = await self.diff(against, text=False)

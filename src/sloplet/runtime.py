@@ -10,7 +10,7 @@ import asyncio
 import atexit
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,7 +33,7 @@ from .pools import Pools
 from .spec import SandboxSpec
 from .state.home import Home, new_id
 from .timeline import Origin, Timeline
-from .volumed import drop_copies, with_bases
+from .volumed import drop_copies, note_applied, with_bases
 from .wire.fields import Fields
 from .wire.schema import Op, Tag
 
@@ -295,6 +295,10 @@ class Runtime(Networked):
 
     async def diff(self, sandbox_id: str, against: str | None = None, *, text: bool = True) -> Diff:
         return await self.timeline.diff(sandbox_id, against, text=text)
+
+    async def applied(self, sandbox_id: str, marks: Mapping[str, str]) -> None:
+        spec = (await self.find(sandbox_id)).spec
+        await self.off_loop(lambda: note_applied(self.home, sandbox_id, spec, marks))
 
     async def export(self, sandbox_id: str, path: str, *, image: bool = True) -> Snapshot:
         return await self.timeline.export(sandbox_id, path, image=image)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,29 @@ def copies_of(home: Home, spec: SandboxSpec) -> dict[str, Path]:
 
     kept = {volume.path: copies.kept(home, volume.base) for volume in spec.volumes if volume.base}
     return {path: folder for path, folder in kept.items() if folder.is_dir()}
+
+
+def note_applied(home: Home, sandbox_id: str, spec: SandboxSpec, marks: Mapping[str, str]) -> None:
+    """By path inside."""
+    from .volumes import copies
+
+    for volume in spec.volumes:
+        if volume.base:
+            start = volume.path + "/"
+            mine = {path.removeprefix(start): mark for path, mark in marks.items() if path.startswith(start)}
+            copies.note_applied(home, volume.base, sandbox_id, mine)
+
+
+def applied_of(home: Home, sandbox_id: str, spec: SandboxSpec) -> dict[str, str]:
+    """What was noted, by path inside."""
+    from .volumes import copies
+
+    return {
+        f"{volume.path}/{name}": mark
+        for volume in spec.volumes
+        if volume.base
+        for name, mark in copies.applied(home, volume.base, sandbox_id).items()
+    }
 
 
 async def bring_copies(holder: Holder, live: Live, origin: Origin) -> None:

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import fs
 from ..controller import Diff
@@ -38,6 +38,8 @@ class Applied:
     written: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()  #: path and why
+    #: what went back to where it was copied from: path inside, and what is there now (``Change.before``)
+    marks: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def joined(self, other: Applied, below: str) -> Applied:
         """With what another did in a folder of its own."""
@@ -49,6 +51,7 @@ class Applied:
             (*self.written, *map(named, other.written)),
             (*self.removed, *map(named, other.removed)),
             (*self.skipped, *((named(path), why) for path, why in other.skipped)),
+            {**self.marks, **other.marks},
         )
 
 
@@ -60,12 +63,13 @@ async def apply(
     *,
     delete: bool = False,
     max_bytes: int = MAX_DOWNLOAD,
+    back: bool = False,
 ) -> Applied:
     """Bring what ``diff`` lists at or below ``paths`` to the folder ``to``, which is made if missing.
 
     Of a folder that is named the content goes into ``to``; a file that is named goes there under its own name. A file
-    is taken as it is now. ``delete``: what was removed inside is removed there too. Of a folder that was copied in,
-    what is not as it was then any more is left alone (``Change.before``). SpecError before anything is
+    is taken as it is now. ``delete``: what was removed inside is removed there too. ``back``: to where it was
+    copied from; what is there now and was not then (``Change.before``) is left alone. SpecError before anything is
     written if the paths make no sense or two changes would go to one place; FileError if ``to`` cannot be used, or
     more than ``max_bytes`` would be written.
     """
@@ -74,7 +78,7 @@ async def apply(
     with host_errors(target):
         os.makedirs(target, exist_ok=True)
         with opened(target, DIR) as root:
-            job = _Apply(files, root, delete, max_bytes)
+            job = _Apply(files, root, delete, max_bytes, back)
             job.skipped += [(path, "nothing has changed there") for path in idle]
             return await job.run(chosen)
 
@@ -99,7 +103,7 @@ async def apply_back(
             )
         single = any(change.path == path and change.type != "dir" for change in diff.changes)
         rest = (path.rpartition("/")[0] if single else path)[len(home.path) :].strip("/")
-        one = await apply(files, diff, [path], os.path.join(home.source, rest), delete=delete)
+        one = await apply(files, diff, [path], os.path.join(home.source, rest), delete=delete, back=True)
         done = done.joined(one, rest)
     return done
 
@@ -114,11 +118,13 @@ class _Left(Exception):
 class _Apply:
     """One ``apply``. ``root`` is the target folder."""
 
-    def __init__(self, files: AsyncFiles, root: int, delete: bool, max_bytes: int) -> None:
+    def __init__(self, files: AsyncFiles, root: int, delete: bool, max_bytes: int, back: bool) -> None:
         self.files = files
         self.read: Reader = sandbox_reader(files)
         self.root = root
         self.delete = delete
+        self.back = back
+        self.marks: dict[str, str] = {}
         self.left = self.max_bytes = max_bytes
         self.made: set[tuple[int, int]] = set()  # device and inode of what this apply has put there
         self.written: list[str] = []
@@ -142,7 +148,8 @@ class _Apply:
         for one in reversed(here):
             if one.change.type == "dir" and "mode" in one.change.what:
                 await self.attempt(one, self.folder_mode)
-        return Applied(tuple(sorted(self.written)), tuple(sorted(self.removed)), tuple(sorted(self.skipped)))
+        written, removed = tuple(sorted(self.written)), tuple(sorted(self.removed))
+        return Applied(written, removed, tuple(sorted(self.skipped)), self.marks)
 
     async def attempt(self, one: Chosen, act: _Act) -> None:
         try:
@@ -247,9 +254,11 @@ class _Apply:
                     os.close(out)
                 old = self.replaceable(fd, last)
                 if old is not None and await _same(fd, part, last, old.st_size):
+                    await self.mark(one, fd, part)
                     os.unlink(part, dir_fd=fd)
                     return
-                await _refuse_changed(fd, last, old, one.change.before)
+                await self.refuse_changed(fd, last, old, one)
+                await self.mark(one, fd, part)
                 _put(fd, part, last, old)
                 self.note(fd, last)
         self.written.append(one.place)
@@ -296,13 +305,35 @@ class _Apply:
             old = self.replaceable(fd, last)
             if old is not None and stat.S_ISLNK(old.st_mode) and os.readlink(last, dir_fd=fd) == text:
                 return
-            await _refuse_changed(fd, last, old, one.change.before)
+            await self.refuse_changed(fd, last, old, one)
             part = temporary()
             os.symlink(text, part, dir_fd=fd)
+            await self.mark(one, fd, part)
             with _gone_on_failure(fd, part):
                 _put(fd, part, last, old)
             self.note(fd, last)
         self.written.append(one.place)
+
+    # -- back to where it came from --------------------------------------------------------
+
+    async def refuse_changed(self, fd: int, last: str, old: os.stat_result | None, one: Chosen) -> None:
+        """Left if what is there is neither what was copied into the sandbox nor what was brought back before."""
+        known = one.change.before.split()
+        if not self.back or not known:
+            return
+        now = "none" if old is None else await asyncio.to_thread(digest_at, fd, last, old)
+        if now in known:
+            return
+        if old is None:
+            raise _Left("it was removed here since it was copied")
+        if known == ["none"]:
+            raise _Left("it was made here since the folder was copied")
+        raise _Left("it has changed here since it was copied")
+
+    async def mark(self, one: Chosen, fd: int, part: str) -> None:
+        """What is there from now on."""
+        if self.back:
+            self.marks[one.change.path] = await asyncio.to_thread(digest_at, fd, part, os.lstat(part, dir_fd=fd))
 
     # -- what is gone --------------------------------------------------------------------
 
@@ -314,7 +345,7 @@ class _Apply:
 
     async def remove(self, one: Chosen) -> None:
         if not one.place:
-            self.removed += remove_content(self.root, one.change)
+            self.removed += remove_content(self.root, one.change, checked=self.back)
             return
         try:
             with self.above(one.place, make=False) as (fd, last):
@@ -324,16 +355,18 @@ class _Apply:
                 if one.change.type == "dir":
                     self.remove_folder(fd, last, one)
                 else:
-                    await _refuse_changed(fd, last, info, one.change.before)
+                    await self.refuse_changed(fd, last, info, one)
                     os.unlink(last, dir_fd=fd)
         except FileNotFoundError:
             return
+        self.marks[one.change.path] = "none"
         self.removed.append(one.place)
 
     def remove_folder(self, fd: int, last: str, one: Chosen) -> None:
         """What was in it inside, and then itself, if nothing else is in it."""
         with opened_in(fd, last) as folder:
-            remove_content(folder, one.change)
+            gone = remove_content(folder, one.change, checked=self.back)
+            self.marks.update((f"{one.change.path}/{name}", "none") for name in gone)
         try:
             os.rmdir(last, dir_fd=fd)
         except OSError as error:
@@ -357,20 +390,6 @@ def _put(fd: int, part: str, last: str, old: os.stat_result | None) -> None:
     if old is not None and stat.S_ISDIR(old.st_mode):
         os.rmdir(last, dir_fd=fd)
     os.rename(part, last, src_dir_fd=fd, dst_dir_fd=fd)
-
-
-async def _refuse_changed(fd: int, last: str, old: os.stat_result | None, before: str) -> None:
-    """Left if it is not what was copied into the sandbox any more. "": it was not."""
-    if not before:
-        return
-    if old is None:
-        if before != "none":
-            raise _Left("it was removed here since it was copied")
-        return
-    if before == "none":
-        raise _Left("it was made here since the folder was copied")
-    if await asyncio.to_thread(digest_at, fd, last, old) != before:
-        raise _Left("it has changed here since it was copied")
 
 
 async def _same(fd: int, part: str, last: str, size: int) -> bool:

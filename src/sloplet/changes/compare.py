@@ -34,13 +34,15 @@ async def diff_of(
     folders: Iterable[str] = (),
     prefix: str = "/",
     copies: Mapping[str, Path] | None = None,
+    applied: Mapping[str, str] | None = None,
 ) -> tuple[Change, ...]:
     """What a sandbox's files have become since its image, or since ``old``, by path.
 
     ``stream``: CHANGES without contents, just opened on it; ``files``: its files. ``folders``: what its runtime made
     (the working directory, the home). ``image`` None: it has no root of its own, and everything below ``prefix``, the
     PATH of the request, is an addition. ``copies``: folders of this machine, as they were when they were copied to
-    these paths. Raises what the stream and the sandbox raise, and FileError when there is more than can be compared.
+    these paths; ``applied``: what was brought back to them since. Raises what the stream and the sandbox raise, and
+    FileError when there is more than can be compared.
     """
     listing = await read_listing(stream, prefix)
     base = await asyncio.to_thread(base_of, image) if image is not None else NoBase()
@@ -53,7 +55,7 @@ async def diff_of(
             old = OldState(all_told(old.listing, copies), old.read)
         listing = all_told(listing, copies)
         found = await compare(listing, copied, sandbox_reader(files), old, text=text, folders=(*folders, *copies))
-        return await asyncio.to_thread(with_before, found, copied, copies) if old is None else found
+        return await asyncio.to_thread(with_before, found, copied, copies, applied or {}) if old is None else found
 
 
 async def state_of(stream: Stream, files: AsyncFiles, prefix: str = "/") -> OldState:

@@ -90,19 +90,21 @@ def all_told(listing: Listing, paths: Iterable[str]) -> Listing:
     return listing
 
 
-def with_before(changes: Iterable[Change], base: CopiedBase, paths: Iterable[str]) -> tuple[Change, ...]:
-    """What was at each changed path of a copy before, so that it is known again where it came from. Blocking."""
+def with_before(
+    changes: Iterable[Change], base: CopiedBase, paths: Iterable[str], applied: Mapping[str, str]
+) -> tuple[Change, ...]:
+    """What was at each changed path of a copy before, or was brought back since (``applied``), so that it is known
+    again where it came from. Blocking."""
     places = tuple(paths)
-    return tuple(
-        _with_before(change, base) if any(below(change.path, path) for path in places) else change for change in changes
-    )
 
+    def marks(path: str) -> str:
+        return " ".join(dict.fromkeys(filter(None, (base.digest(path) or "none", applied.get(path)))))
 
-def _with_before(change: Change, base: CopiedBase) -> Change:
-    if change.kind == "added":
-        return replace(change, before="none")
-    inside = tuple(base.digest(f"{change.path}/{name}") for name in change.below)
-    return replace(change, before=base.digest(change.path) or "folder", below_before=inside)
+    def known(change: Change) -> Change:
+        inside = tuple(marks(f"{change.path}/{name}") for name in change.below)
+        return replace(change, before=marks(change.path), below_before=inside)
+
+    return tuple(known(one) if any(below(one.path, path) for path in places) else one for one in changes)
 
 
 def file_digest(fd: int) -> str:

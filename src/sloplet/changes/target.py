@@ -16,10 +16,11 @@ from .copied import file_digest, link_digest
 _PIECE = 2**20
 
 
-def remove_content(folder: int, change: Change) -> list[str]:
-    """Remove from a folder what the change says was in it; what else is there stays. Returns what went."""
+def remove_content(folder: int, change: Change, *, checked: bool = False) -> list[str]:
+    """Remove from a folder what the change says was in it; what else is there stays. Returns what went. ``checked``:
+    only what still is what it was (``Change.below_before``)."""
     gone = []
-    before = dict(zip(change.below, change.below_before, strict=False))
+    before = dict(zip(change.below, change.below_before, strict=False)) if checked else {}
     for name in sorted(change.below, reverse=True):  # what is deeper first
         with suppress(OSError):  # what stays keeps its folder, and that is told
             _remove_one(folder, name, before.get(name, ""))
@@ -34,7 +35,7 @@ def _remove_one(root: int, name: str, before: str) -> None:
         info = os.lstat(last, dir_fd=fd)
         if stat.S_ISDIR(info.st_mode):
             os.rmdir(last, dir_fd=fd)
-        elif before and digest_at(fd, last, info) != before:
+        elif before and digest_at(fd, last, info) not in before.split():
             raise OSError(errno.EEXIST, "it has changed here since it was copied")
         else:
             os.unlink(last, dir_fd=fd)

@@ -6,7 +6,7 @@ records does not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..controller import Diff, SandboxInfo, Snapshot
@@ -38,6 +38,7 @@ class HistoryMethods:
             "rollback": self._rollback,
             "undo": self._undo,
             "diff": self._diff,
+            "applied": self._applied,
             "export": self._export,
             "load": self._load,
         }
@@ -85,6 +86,9 @@ class HistoryMethods:
 
     async def _diff(self, client: Client, params: dict[str, Any]) -> Any:
         return (await self._runtime.diff(params["sandbox"], params["against"], text=params["text"])).to_dict()
+
+    async def _applied(self, client: Client, params: dict[str, Any]) -> Any:
+        await self._runtime.applied(params["sandbox"], params["marks"])
 
     async def _export(self, client: Client, params: dict[str, Any]) -> Any:
         return (await self._runtime.export(params["sandbox"], params["path"], image=params["image"])).to_dict()
@@ -158,6 +162,9 @@ class KeeperHistory:
 
     async def diff(self, sandbox_id: str, against: str | None = None, *, text: bool = True) -> Diff:
         return Diff.from_dict(await self._do("diff", sandbox=sandbox_id, against=against, text=text))
+
+    async def applied(self, sandbox_id: str, marks: Mapping[str, str]) -> None:
+        await self._do("applied", sandbox=sandbox_id, marks=dict(marks))
 
     async def export(self, sandbox_id: str, path: str, *, image: bool = True) -> Snapshot:
         return Snapshot.from_dict(await self._do("export", sandbox=sandbox_id, path=path, image=image))

@@ -17,7 +17,7 @@ from ..files import AsyncFiles
 from ..live import Live
 from ..segments import Joined
 from ..state.home import new_id
-from ..volumed import copies_of
+from ..volumed import applied_of, copies_of
 from ..wire.fields import Fields
 from ..wire.schema import Op, Tag
 
@@ -40,9 +40,18 @@ async def diff(runtime: Runtime, info: SandboxInfo, against: Snapshot | None, *,
                 *(volume.path for volume in live.spec.volumes),
             )
             copies = copies_of(runtime.home, live.spec) if image is not None else {}
+            applied = applied_of(runtime.home, info.id, live.spec) if copies else {}
             prefix = disk.folder(live) or "/"
             changes = await diff_of(
-                stream, files, image, old, text=text, folders=folders, prefix=prefix, copies=copies
+                stream,
+                files,
+                image,
+                old,
+                text=text,
+                folders=folders,
+                prefix=prefix,
+                copies=copies,
+                applied=applied,
             )
     finally:
         if slept:

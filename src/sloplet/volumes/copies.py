@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..fs import FOLDER, open_in
-from ..state.home import ID_RE, Home, check_id, new_id, remove_below
+from ..fs import FOLDER, open_in, write_atomic
+from ..state.home import ID_RE, Home, check_id, new_id, remove_below, unwritable
 from ..volumespec import VolumeSpec
 from . import trees
 from .opening import open_folder
@@ -57,13 +59,44 @@ def bases(volumes: Iterable[VolumeSpec]) -> set[str]:
     return {volume.base for volume in volumes if volume.base}
 
 
+def note_applied(home: Home, base: str, sandbox_id: str, marks: Mapping[str, str]) -> None:
+    """What a sandbox has brought back: names below the folder, and what is there now ("none", or a digest)."""
+    known = {**applied(home, base, sandbox_id), **marks}
+    try:
+        folder = os.open(home.volumes / FOLDER_NAME, FOLDER)
+        try:
+            write_atomic(folder, _marks(base, sandbox_id), json.dumps(known).encode())
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise unwritable(kept(home, base), error) from error
+
+
+def applied(home: Home, base: str, sandbox_id: str) -> dict[str, str]:
+    try:
+        known = json.loads((home.volumes / FOLDER_NAME / _marks(base, sandbox_id)).read_bytes())
+        return {str(name): str(mark) for name, mark in known.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}  # it will be said to have changed there: too much rather than too little
+
+
+def _marks(base: str, sandbox_id: str) -> str:
+    return f"{check_id(base)}.{check_id(sandbox_id)}"
+
+
 def forget(home: Home, base: str) -> None:
     """Idempotent."""
-    remove_below(home.volumes / FOLDER_NAME, check_id(base))
+    folder = home.volumes / FOLDER_NAME
+    remove_below(folder, check_id(base))
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if name.startswith((f"{base}.", f".{base}.")):
+            with suppress(OSError):
+                os.unlink(folder / name)
 
 
 def all_kept(home: Home) -> list[str]:
     try:
-        return [name for name in os.listdir(home.volumes / FOLDER_NAME) if ID_RE.match(name)]
+        names = {name.lstrip(".").partition(".")[0] for name in os.listdir(home.volumes / FOLDER_NAME)}
+        return sorted(filter(ID_RE.match, names))
     except FileNotFoundError:
         return []
