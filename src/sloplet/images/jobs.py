@@ -7,18 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..fs import FOLDER, remove_tree, write_atomic
-from ..volumes.trees import Copy
-from .compose import LAYER_FACTS, LAYER_TREE, compose
-from .extract import UnpackLimits
-from .layer import unpack_layer
-from .opening import serve
-from .owners import MOST_INSIDE, Owners
 
 Job = Callable[[dict[str, Any], Sequence[int], Callable[[int], None]], dict[str, Any]]
 
 
 def _unpack(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
     """``fds``: the blob, the folder that the layer is made in."""
+    from .compose import LAYER_FACTS, LAYER_TREE
+    from .extract import UnpackLimits
+    from .layer import unpack_layer
+    from .owners import MOST_INSIDE, Owners
+
     kept = arguments["owners"] == "kept"
     owners = Owners(kept, MOST_INSIDE, record=not kept)
     os.mkdir(LAYER_TREE, 0o755, dir_fd=fds[1])
@@ -36,6 +35,8 @@ def _unpack(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
 
 def _compose(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
     """``fds``: the folder that ``rootfs`` is made in, and the one that the layers lie in."""
+    from .compose import compose
+
     os.mkdir("rootfs", 0o755, dir_fd=fds[0])
     root = os.open("rootfs", FOLDER, dir_fd=fds[0])
     try:
@@ -51,9 +52,18 @@ def _remove(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
 
 def _copy(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
     """A volume's files. ``fds``: the folder that they are in, and an empty one."""
+    from ..volumes.trees import Copy
+
     copy = Copy(owners=arguments["owners"] == "kept")
     copy.run(fds[0], fds[1])
     return {"files": copy.files, "bytes": copy.bytes}
 
 
-JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove, "open": serve, "copy": _copy}
+def _open(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    from .opening import serve
+
+    return serve(arguments, fds, tell)
+
+
+#: Each imports what it needs when it is called: a child does one or two of them.
+JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove, "open": _open, "copy": _copy}

@@ -34,7 +34,12 @@ class Layers:
         return self.path / key_of(diff_id.removeprefix("sha256:"))
 
     def need(
-        self, layer: Descriptor, diff_id: str, progress: OnImageProgress, limits: UnpackLimits | None = None
+        self,
+        layer: Descriptor,
+        diff_id: str,
+        progress: OnImageProgress,
+        session: userns.Session,
+        limits: UnpackLimits | None = None,
     ) -> str:
         """The name of the layer's folder, which is unpacked if it is not here. The caller holds the store's shared
         lock: it stays for as long. ImageInvalid, ImageNotFound, StateUnwritable."""
@@ -45,13 +50,19 @@ class Layers:
         assert lock is not None
         try:
             if not _is_there(folder):
-                self._unpack(folder, layer, diff_id, progress, limits or UnpackLimits())
+                self._unpack(folder, layer, diff_id, progress, session, limits or UnpackLimits())
             return folder.name
         finally:
             lock.release()
 
     def _unpack(
-        self, folder: Path, layer: Descriptor, diff_id: str, progress: OnImageProgress, limits: UnpackLimits
+        self,
+        folder: Path,
+        layer: Descriptor,
+        diff_id: str,
+        progress: OnImageProgress,
+        session: userns.Session,
+        limits: UnpackLimits,
     ) -> None:
         def tell(done: int) -> None:
             progress(ImageProgress("unpack", layer.digest, min(done, layer.size - 1), layer.size))
@@ -61,7 +72,7 @@ class Layers:
             try:
                 self.path.mkdir(0o700, exist_ok=True)
                 arguments = {"diff_id": diff_id, "limits": asdict(limits)}
-                userns.run("unpack", arguments, [blob.fileno(), staging.fd], tell)
+                session.run("unpack", arguments, [blob.fileno(), staging.fd], tell)
             except OSError as error:
                 raise unwritable(folder, error) from error
             if folder.exists():  # not whole: of before a loss of power

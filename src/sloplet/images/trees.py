@@ -90,7 +90,8 @@ class Trees:
             try:
                 found = self._found(tree, image)
                 if found is None:
-                    self._compose(tree, image, progress)
+                    with userns.Session() as session:
+                        self._compose(tree, image, progress, session)
                     found = self._found(tree, image)
             finally:
                 lock.release()
@@ -106,18 +107,18 @@ class Trees:
         except FileNotFoundError:
             return None
 
-    def _compose(self, tree: str, image: StoredImage, progress: OnImageProgress) -> None:
+    def _compose(self, tree: str, image: StoredImage, progress: OnImageProgress, session: userns.Session) -> None:
         """The lock of the tree is held, and the store's shared one."""
         started = time.time()
         names = [
-            self._layers.need(layer, diff, progress)
+            self._layers.need(layer, diff, progress, session)
             for layer, diff in zip(image.layers, image.config.diff_ids, strict=True)
         ]
         layers = -1
         try:
             layers = os.open(self._layers.path, FOLDER)
             with Staging(self._home, lock_key(tree)) as staging:
-                made = userns.run("compose", {"layers": names}, [staging.fd, layers])
+                made = session.run("compose", {"layers": names}, [staging.fd, layers])
                 facts = {
                     "owners_kept": userns.owners_tag() == "root", "chain": image.chain, "composed_at": time.time(),
                     "seconds": round(time.time() - started, 3), **made,

@@ -2,20 +2,19 @@
 
 An ordinary user with subordinate ids gives the files of an image to those ids, which only a process in a user namespace
 with the map that sandboxes get can do (``engines.jail.id_maps``): unpacking, composing and removing are jobs for a
-child there (``worker``). It inherits three pipes and the descriptors of the job, keeps the three capabilities that it
-needs, and dies with its parent. Root, and who has no subordinate ids, does the same jobs here.
+child there (``worker``). It inherits a socket over which jobs and their descriptors come, keeps the three capabilities
+that it needs, and dies with its parent. Root, and who has no subordinate ids, does the same jobs here.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..engines import jail
 from ..engines.machine import Machine, machine
@@ -23,10 +22,10 @@ from ..engines.plan import Set
 from ..errors import EngineError, StateUnwritable, from_dict
 from ..fs import FOLDER, remove_tree
 from .jobs import JOBS
+from .worker import receive, send
 
 Tell = Callable[[int], None]
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
-_MOST_SAID = 64 * 2**20
 
 
 def owners_tag() -> str:
@@ -37,12 +36,36 @@ def owners_tag() -> str:
 
 
 def run(job: str, arguments: dict[str, Any], fds: Sequence[int], tell: Tell = lambda done: None) -> dict[str, Any]:
-    """Do a job of ``jobs`` on open descriptors; blocking. Raises what the job raises, OSErrors among it."""
-    here = machine()
-    kind = jail.mode(here)
-    if kind == "range":
-        return _run_mapped(here, job, arguments, fds, tell)
-    return JOBS[job]({**arguments, "owners": "kept" if kind == "root" else "recorded"}, fds, tell)
+    """Do one job of ``jobs`` on open descriptors; blocking. Raises what the job raises, OSErrors among it."""
+    with Session() as session:
+        return session.run(job, arguments, fds, tell)
+
+
+class Session:
+    """For several jobs in a row, all of one thread. A context manager: no child is left when it ends."""
+
+    def __init__(self) -> None:
+        self._machine = machine()
+        self._kind = jail.mode(self._machine)
+        self._child: _Child | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def run(
+        self, job: str, arguments: dict[str, Any], fds: Sequence[int], tell: Tell = lambda done: None
+    ) -> dict[str, Any]:
+        """See the function of that name."""
+        if self._kind != "range":
+            return JOBS[job]({**arguments, "owners": "kept" if self._kind == "root" else "recorded"}, fds, tell)
+        if self._child is None:
+            self._child = _Child(self._machine)
+        return self._child.run(job, {**arguments, "owners": "kept"}, fds, tell)
 
 
 def remove(parent: Path, name: str) -> int:
@@ -66,19 +89,45 @@ def remove_in(fd: int, name: str) -> int:
     return int(run("remove", {"name": name}, [fd])["removed"])
 
 
-def _run_mapped(here: Machine, job: str, arguments: dict[str, Any], fds: Sequence[int], tell: Tell) -> dict[str, Any]:
-    child = _spawn(fds)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        _expect(child, "unshared")
-        _map(here, child.pid)
-        order = {"job": job, "arguments": {**arguments, "owners": "kept"}, "fds": list(fds), "parent": os.getpid()}
-        with suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(order).encode("ascii") + b"\n")
-            child.stdin.flush()
+class _Child:
+    """A process in a user namespace that does jobs (``worker``), with the socket to it."""
+
+    def __init__(self, here: Machine) -> None:
+        if not sys.executable:
+            raise EngineError("images cannot be unpacked: this program does not know its Python interpreter")
+        program = Path(__file__).with_name("worker.py")
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", os.fspath(program), str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
+                close_fds=True,
+            )
+        except OSError as error:
+            self._socket.close()
+            raise EngineError(f"the process that unpacks images cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        try:
+            said = self._hear()
+            if "unshared" not in said:
+                raise _told(said)
+            _map(here, self._process.pid)
+        except BaseException:
+            self.end()
+            raise
+
+    def run(self, job: str, arguments: dict[str, Any], fds: Sequence[int], tell: Tell) -> dict[str, Any]:
+        try:
+            send(self._socket, {"job": job, "arguments": arguments}, fds)
+        except OSError as error:
+            raise self._gone() from error
         while True:
-            said = _hear(child)
+            said = self._hear()
             if "done" in said:
                 tell(int(said["done"]))
             elif "result" in said:
@@ -86,32 +135,27 @@ def _run_mapped(here: Machine, job: str, arguments: dict[str, Any], fds: Sequenc
                 return result
             else:
                 raise _told(said)
-    finally:
-        child.kill()
-        for pipe in (child.stdin, child.stdout, child.stderr):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        child.wait()
 
+    def end(self) -> None:
+        self._process.kill()
+        self._socket.close()
+        self._process.wait()
 
-def _spawn(fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    if not sys.executable:
-        raise EngineError("images cannot be unpacked: this program does not know its Python interpreter")
-    program = Path(__file__).with_name("worker.py")
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", os.fspath(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
-            close_fds=True,
-            pass_fds=tuple(fds),
+    def _hear(self) -> dict[str, Any]:
+        try:
+            heard = receive(self._socket)
+        except OSError as error:
+            raise self._gone() from error
+        if heard is None:
+            raise self._gone()
+        return heard[0]
+
+    def _gone(self) -> EngineError:
+        self._process.kill()
+        return EngineError(
+            f"the process that unpacks images ended unexpectedly (status {self._process.wait()})",
+            hint="it may have been killed, or out of memory: try again",
         )
-    except OSError as error:
-        raise EngineError(f"the process that unpacks images cannot be started: {error}") from error
 
 
 def _map(here: Machine, pid: int) -> None:
@@ -128,25 +172,6 @@ def _map(here: Machine, pid: int) -> None:
             raise EngineError(
                 f"{program} did not map the ids of images: {text}", hint="see /etc/subuid and /etc/subgid"
             )
-
-
-def _expect(child: subprocess.Popen[bytes], word: str) -> None:
-    said = _hear(child)
-    if word not in said:
-        raise _told(said)
-
-
-def _hear(child: subprocess.Popen[bytes]) -> dict[str, Any]:
-    out: IO[bytes] | None = child.stdout
-    assert out is not None
-    line = out.readline(_MOST_SAID)
-    if not line.endswith(b"\n"):
-        raise EngineError(
-            f"the process that unpacks images ended unexpectedly (status {child.wait()})",
-            hint="it may have been killed, or out of memory: try again",
-        )
-    said: dict[str, Any] = json.loads(line)
-    return said
 
 
 def _told(said: dict[str, Any]) -> Exception:
