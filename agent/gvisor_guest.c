@@ -48,10 +48,19 @@ static int make_egress(void)
     return drop_raw_sockets() < 0 || seccomp_no_ping() < 0 ? -1 : 0;
 }
 
+static bool asked(int argc, char **argv, const char *word)
+{
+    for (int i = 3; i < argc; i++)
+        if (!strcmp(argv[i], word))
+            return true;
+    return false;
+}
+
 int gvisor_guest_main(int argc, char **argv)
 {
     /* runsc hides an empty /tmp behind a filesystem in memory that no disk limit holds for, and shows /sys */
-    umount2("/tmp", MNT_DETACH);
+    if (!asked(argc, argv, "tmp"))
+        umount2("/tmp", MNT_DETACH);
     if (umount2("/sys", MNT_DETACH) == 0)
         rmdir("/sys");
     agent_own_kernel = true;
@@ -65,6 +74,8 @@ int gvisor_guest_main(int argc, char **argv)
     for (int i = 3; i < argc; i++) {
         if (!strcmp(argv[i], "powers"))
             agent_powers = true;
+        if (!strcmp(argv[i], "nosetid"))
+            agent_no_setid = true;
         if (!strcmp(argv[i], "egress") && make_egress() < 0) {
             dprintf(2, "sloplet-agent: no way out: %s: errno %d\n", net_failed, errno);
             return 1;

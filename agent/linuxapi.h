@@ -18,6 +18,7 @@
 #define NR_close_range 436
 #define NR_openat2 437
 #define NR_mount_setattr 442
+#define NR_fchmodat2 452
 #define NR_landlock_create_ruleset 444
 #define NR_landlock_add_rule 445
 #define NR_landlock_restrict_self 446

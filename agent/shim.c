@@ -28,6 +28,7 @@
 #include "guest.h"
 #include "gvisor_guest.h"
 #include "gvisor_pids.h"
+#include "launch.h"
 #include "path.h"
 #include "spare.h"
 
@@ -203,7 +204,7 @@ NO_SANITIZER static int command_main(void *arg)
     if (enter_cwd(s) < 0)
         goto failed;
     s->error_part = PART_COMMAND;
-    if (agent_fence && agent_fence(FENCE_FD) < 0)
+    if ((agent_fence && agent_fence(FENCE_FD) < 0) || (agent_no_setid && seccomp_no_setid() < 0))
         goto failed;
     close_from(3);
     sigemptyset(&none);

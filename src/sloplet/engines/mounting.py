@@ -31,6 +31,17 @@ def given(request: JailRequest) -> tuple[int, ...]:
     return (*(volume.fd for volume in request.volumes), *request.held)
 
 
+def reaches_out(volumes: Sequence[Mount]) -> bool:
+    """Whether what is written inside lands where other users of the host may get at it."""
+    return any(not volume.private and not volume.read_only for volume in volumes)
+
+
+def guest_words(volumes: Sequence[Mount]) -> list[str]:
+    """What the agent in a gVisor sandbox is told of them."""
+    words = ["nosetid"] if reaches_out(volumes) else []
+    return [*words, "tmp"] if any(volume.path == "/tmp" for volume in volumes) else words
+
+
 def settings(request: JailRequest) -> list[Step]:
     count = len(given(request))
     return [step(Set.GIVEN, count)] if count else []
@@ -88,7 +99,8 @@ def guarantees(volumes: Sequence[Mount]) -> tuple[Guarantee, ...]:
             "volume",
             True,
             f"{volume.label}: {'read-only' if volume.read_only else 'read-write'}, nosuid, nodev; "
-            "the sandbox's user inside is its owner outside",
+            "the sandbox's user inside is its owner outside"
+            + ("; commands cannot set setuid or setgid" if reaches_out([volume]) else ""),
             volume.path,
         )
         for volume in volumes

@@ -32,10 +32,11 @@ def config(
     egress: bool = False,
     powers: bool = False,
     volumes: Sequence[dict[str, Any]] = (),
+    words: Sequence[str] = (),
 ) -> dict[str, Any]:
     """For config.json of the bundle."""
     having = [*_CAPABILITIES, *(_EGRESS if egress else ()), *(_POWERS if powers else ())]
-    asked = [*(["egress"] if egress else []), *(["powers"] if powers else [])]
+    asked = [*(["egress"] if egress else []), *(["powers"] if powers else []), *words]
     capabilities = dict.fromkeys(("bounding", "effective", "permitted"), having)
     return {
         "ociVersion": "1.0.0",

@@ -68,6 +68,7 @@ class PlanFlag(IntFlag):
     DENY_SETGROUPS = 8
     MINDER = 16
     POWERS = 32
+    NO_SETID = 64
 
 
 class TreeFlag(IntFlag):

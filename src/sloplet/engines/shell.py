@@ -85,6 +85,7 @@ def last_steps(request: JailRequest, controls: Controls) -> list[Step]:
         egress=request.egress,
         powers=bool(request.spec.sudo),
         volumes=mounting.oci_mounts(request.volumes),
+        words=mounting.guest_words(request.volumes),
     )
     devices = [step(Do.MOUNT, _DEVICE_SLOTS + i, "dev/" + name) for i, name in enumerate(jail.DEVICES)]
     return [
