@@ -131,11 +131,11 @@ async def copy_items(work: CopyWork, selection: Selection, ground: Ground, spool
 async def folder_items(work: FolderWork, ground: Ground) -> list[Item]:
     """WORKDIR: nothing if it is there."""
     view = await ground.view()
-    real = resolve(view.lstat, work.path)
-    there = view.lstat(real)
+    there = view.lstat(resolve(view.lstat, work.path))
     if there is not None and there.kind == "folder":
         return []
     owner = await _owner(work.owner, ground)
+    view = await ground.view()  # the first may be of a tree that has been replaced since
     placing = Placing(view.lstat)
     placing.folder(work.path, owner or (0, 0))
     return list(placing.items.values())

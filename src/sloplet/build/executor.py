@@ -19,6 +19,7 @@ from ..images.media import host_platform, parse_platform
 from ..images.progress import ImageProgress
 from ..images.reference import Reference
 from ..images.reference import parse as parse_reference
+from ..images.standard import refuse_standard
 from ..images.store import ImageStore, StoredImage
 from ..state.home import Home
 from .cache import BuildCache, Hit, key_of
@@ -211,7 +212,9 @@ class Builder:
                 loop.call_soon_threadsafe(tell, part.text)
 
         wanted = platform or self._options.platform
-        return await pull(parse_reference(name), self.store, platform=wanted, progress=progress)
+        reference = parse_reference(name)
+        refuse_standard(reference)
+        return await pull(reference, self.store, platform=wanted, progress=progress)
 
     async def image_ground(self, image: StoredImage) -> Ground:
         """The files of an image that is copied from."""

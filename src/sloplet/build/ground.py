@@ -46,6 +46,7 @@ class Ground:
     layers: list[Layer] = field(default_factory=list)
     known: list[list[Item] | None] = field(default_factory=list)
     progress: OnImageProgress = silent
+    _unpacking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tree: Tree | None = None
     _tree_layers: int = 0
 
@@ -64,13 +65,14 @@ class Ground:
             self.known.append(items)
 
     async def tree(self) -> Tree:
-        """All layers, unpacked. BuildFailed if there are none."""
-        if self._tree is not None and self._tree_layers == len(self.layers):
-            return self._tree
-        made = await asyncio.to_thread(self._unpack)
-        self.close()
-        self._tree, self._tree_layers = made, len(self.layers)
-        return made
+        """All layers, unpacked; an earlier tree, of fewer, is closed. BuildFailed if there are none."""
+        async with self._unpacking:
+            if self._tree is not None and self._tree_layers == len(self.layers):
+                return self._tree
+            made = await asyncio.to_thread(self._unpack)
+            self.close()
+            self._tree, self._tree_layers = made, len(self.layers)
+            return made
 
     def _unpack(self) -> Tree:
         if not self.layers:

@@ -1,0 +1,537 @@
+"""Builds, really done: every step in a sandbox, its layer looked at, read by other tools, and done again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import SLOPLET, gvisor_environment, sloplet
+
+from image_kit import busybox_image, default_home, needs_busybox
+from sloplet import Image, Sandbox
+from sloplet.build.dockerfile import parse
+from sloplet.build.events import BuildEvent
+from sloplet.build.executor import Builder, BuildOptions, parse_tags
+from sloplet.build.running import RunSettings
+from sloplet.engines import jail, registry
+from sloplet.engines.machine import machine
+from sloplet.errors import BuildError, BuildFailed, ImageNotFound, RecipeInvalid
+from sloplet.images.store import ImageStore, StoredImage
+from sloplet.state.home import Home
+
+pytestmark = [needs_busybox]
+
+if jail.mode(machine()) == "single":
+    pytest.skip("builds need several users inside: there are no subordinate ids here", allow_module_level=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def base() -> StoredImage:
+    return busybox_image(default_home())
+
+
+@pytest.fixture
+def store() -> Iterator[ImageStore]:
+    made = ImageStore(default_home())
+    yield made
+    made.close()
+
+
+class Built:
+    """What came of a build."""
+
+    def __init__(self, image: StoredImage, events: list[BuildEvent]) -> None:
+        self.image = image
+        self.events = events
+
+    @property
+    def cached(self) -> list[str]:
+        """The instructions that were not done again."""
+        texts = {event.step: event.text for event in self.events if event.kind == "begin"}
+        return [texts[event.step] for event in self.events if event.kind == "end" and event.cached]
+
+    @property
+    def log(self) -> list[str]:
+        return [event.text for event in self.events if event.kind == "log"]
+
+
+def build(text: str, context: Path | None = None, *, tag: str = "", **options: Any) -> Built:
+    events: list[BuildEvent] = []
+    settings = RunSettings(network=options.pop("network", "none"), engine=options.pop("engine", "auto"))
+
+    async def work() -> StoredImage:
+        given = BuildOptions(tags=parse_tags([tag] if tag else []), settings=settings, **options)
+        return await Builder(
+            parse(text), given, home=default_home(), context=context, on_event=events.append,
+            dockerfile_path=None if context is None else context / "Dockerfile",
+        ).build()  # fmt: skip
+
+    return Built(asyncio.run(work()), events)
+
+
+def layers(image: StoredImage) -> list[dict[str, tarfile.TarInfo]]:
+    store = ImageStore(default_home())
+    found = []
+    for layer in image.layers:
+        with store.blobs.open(layer.digest) as blob, tarfile.open(fileobj=blob, mode="r|gz") as tar:
+            found.append({info.name: info for info in tar})
+    return found
+
+
+def output(image: StoredImage, command: str, **options: Any) -> str:
+    with Sandbox(image=image.id, **options) as box:
+        return box.run(command, check=True).stdout
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    folder = tmp_path / "context"
+    (folder / "src/deep").mkdir(parents=True)
+    (folder / "src/a.txt").write_text("a\n")
+    (folder / "src/deep/b.txt").write_text("b\n")
+    (folder / "src/ignored.o").write_text("o\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / ".dockerignore").write_text("**/*.o\n")
+    return folder
+
+
+THREE = """
+FROM busybox:test AS one
+RUN echo one > /one && chown app:staff /one && chmod 600 /one
+FROM busybox:test AS two
+WORKDIR /work
+COPY src ./
+RUN cat a.txt deep/b.txt > all
+FROM busybox:test
+ARG NAME=world
+ENV GREETING="hello $NAME"
+COPY --from=one /one /result/
+COPY --from=two --chown=app /work/all /result/
+COPY --chmod=700 run.sh /usr/bin/run
+RUN id > /result/id && cat /result/all >> /result/id
+USER app
+WORKDIR /home/app/w
+ENTRYPOINT ["run"]
+"""
+
+
+def test_three_stages_and_again_from_the_cache(context: Path, store: ImageStore) -> None:
+    first = build(THREE, context, tag="three:1")
+    listing = output(first.image, "ls -lan /result; cat /result/id; echo $GREETING; pwd; id -un", user=None)
+    assert " 1000     50 " in next(line for line in listing.splitlines() if line.endswith(" one"))
+    assert " 1000     1001 " in next(line for line in listing.splitlines() if line.endswith(" all"))
+    assert "uid=0(root)" in listing
+    assert "a\nb\n" in listing
+    assert listing.endswith("hello world\n/home/app/w\napp\n")
+    again = build(THREE, context, tag="three:1")
+    assert again.image.id == first.image.id
+    made = [text for text in again.cached if text.startswith(("RUN", "COPY", "WORKDIR"))]
+    assert len(made) == 9
+    assert store.find("three:1").id == first.image.id
+    assert first.image.config.entrypoint == ("run",)
+
+
+def test_a_change_is_built_again_from_there_on(context: Path) -> None:
+    build(THREE, context)
+    (context / "src/deep/b.txt").write_text("changed\n")
+    again = build(THREE, context)
+    assert "COPY src ./" not in again.cached
+    assert "COPY --from=one /one /result/" in again.cached
+    assert "changed" in output(again.image, "cat /result/all", user="root")
+    (context / "src/ignored.o").write_text("also changed\n")
+    assert build(THREE, context).image.id == again.image.id
+
+
+def test_without_the_cache_the_same_digests_come_out(context: Path) -> None:
+    first = build(THREE, context, no_cache=True)
+    second = build(THREE, context, no_cache=True)
+    assert not [text for text in second.cached if text.startswith(("RUN", "COPY"))]
+    assert second.image.manifest == first.image.manifest
+
+
+def test_a_layer_that_went_is_built_again(context: Path, store: ImageStore) -> None:
+    text = "FROM busybox:test\nRUN echo lost > /lost\n"
+    first = build(text)
+    store.blobs.remove(first.image.layers[-1].digest)
+    again = build(text)
+    assert again.cached == []
+    assert again.image.id == first.image.id
+
+
+# -- what is in a layer -----------------------------------------------------------------------
+
+
+CHANGES = """
+FROM busybox:test
+RUN mkdir -p /d/old /d/kept && echo 1 > /d/old/f && ln /d/old/f /d/hard && ln -s old /d/soft && chmod 4755 /d/hard \\
+ && chown -R app:staff /d/kept && echo caf > "/d/caf\u00e9"
+RUN rm -rf /d/old && mkdir /d/old && echo 2 > /d/old/new && rm /etc/group && chmod 700 /var/lib && mkfifo /fifo
+RUN touch /tmp/x && rm /tmp/x
+"""
+
+
+def check_changes(image: StoredImage) -> None:
+    _, first, second = layers(image)
+    assert first["d/hard"].isreg()
+    assert first["d/hard"].mode == 0o4755
+    assert (first["d/old/f"].islnk(), first["d/old/f"].linkname) == (True, "d/hard")
+    assert first["d/soft"].linkname == "old"
+    assert (first["d/kept"].uid, first["d/kept"].gid) == (1000, 50)
+    assert "d/caf\u00e9" in first
+    assert set(second) == {"d/old/.wh.f", "d/old/new", "etc/.wh.group", "var/lib"}
+    assert second["var/lib"].mode == 0o700
+
+
+def test_what_a_step_changed() -> None:
+    check_changes(build(CHANGES).image)
+
+
+def test_another_engine_makes_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in gvisor_environment().items():
+        monkeypatch.setenv(name, value)
+    probe = registry.load("gvisor").probe()
+    if not probe.available:
+        pytest.skip(f"gvisor cannot run here: {probe.reason}")
+    gvisor = build(CHANGES, no_cache=True, engine="gvisor")
+    check_changes(gvisor.image)
+    assert gvisor.image.id == build(CHANGES, no_cache=True, engine="container").image.id
+
+
+def test_nothing_of_the_runtime_is_in_a_layer() -> None:
+    built = build(
+        "FROM busybox:test\nRUN echo 127.0.0.1 x >> /etc/hosts; echo y > /etc/resolv.conf; hostname; touch /z"
+    )
+    assert set(layers(built.image)[-1]) == {"z"}
+
+
+def test_a_step_that_changes_nothing_makes_no_layer() -> None:
+    built = build("FROM busybox:test\nRUN true\n")
+    assert len(built.image.layers) == 1
+    assert built.image.config.history[-1]["empty_layer"] is True
+
+
+# -- steps -----------------------------------------------------------------------------------
+
+
+def test_how_commands_are_run() -> None:
+    built = build(
+        "FROM busybox:test\nARG A=arg\nENV E=env\nRUN echo $A $E $SOURCE_DATE_EPOCH\n"
+        'RUN ["echo", "$A"]\nSHELL ["/bin/sh", "-ec"]\nRUN <<EOF\nfalse || echo two\necho lines\nEOF\n'
+        "RUN <<EOF\n#!/bin/cat\nitself\nEOF\nRUN cat <<-'X' <<Y\n\tfirst $A\n\tX\nsecond\nY\n"
+        "USER app:staff\nWORKDIR /w\nRUN id -un; id -gn; pwd; stat -c %U .\n"
+    )
+    assert built.log[1:] == [
+        "arg env 315532800", "$A", "two", "lines", "#!/bin/cat", "itself", "second", "app", "staff", "/w", "app",
+    ]  # fmt: skip
+    assert "A" not in dict(built.image.config.env)
+
+
+def test_a_step_that_fails_tells_everything(store: ImageStore) -> None:
+    text = "FROM busybox:test\n\nRUN echo kept\nRUN echo before; echo why >&2; exit 3\n"
+    with pytest.raises(BuildFailed) as caught:
+        build(text, tag="failed:1")
+    assert caught.value.message.startswith("Dockerfile line 4: RUN echo before; echo why >&2; exit 3: ")
+    assert "exit code 3" in caught.value.message
+    assert caught.value.message.endswith("before\nwhy")
+    with pytest.raises(ImageNotFound):
+        store.find("failed:1")
+
+
+def test_programs_that_are_not_there() -> None:
+    with pytest.raises(BuildFailed, match="line 2: RUN nothing"):
+        build('FROM busybox:test\nRUN ["nothing"]\n')
+    with pytest.raises(BuildFailed, match=r"line 2: .*nothing in scratch"):
+        build("FROM scratch\nRUN true\n")
+    with pytest.raises(BuildFailed, match=r"line 3: .*no user 'nobody'"):
+        build("FROM busybox:test\nUSER nobody\nWORKDIR /new\n")
+
+
+def test_there_is_no_network_unless_asked_for() -> None:
+    with pytest.raises(BuildFailed) as caught:
+        build("FROM busybox:test\nRUN wget -T 5 http://203.0.113.1/\n")
+    assert "--allow" in str(caught.value.hint)
+
+
+def test_from_scratch(context: Path) -> None:
+    built = build("FROM scratch\nCOPY src/a.txt /\nCOPY <<x /etc/\ntext\nx\n", context)
+    assert [set(layer) for layer in layers(built.image)] == [{"a.txt"}, {"etc", "etc/x"}]
+    with pytest.raises(RecipeInvalid, match="without any file"):
+        build("FROM scratch\nENV A=b\n")
+
+
+def test_what_a_copy_takes_and_where_it_goes(context: Path) -> None:
+    (context / "link").symlink_to("/etc/passwd")
+    (context / "inner").symlink_to("src/a.txt")
+    built = build(
+        "FROM busybox:test\nRUN ln -s /usr /way\nCOPY src /app\nCOPY run.sh /way/bin/\nCOPY inner /in\n"
+        "COPY --chown=app:staff src/*.txt /owned/\n", context,
+    )  # fmt: skip
+    _, _, app, way, inner, owned = layers(built.image)
+    assert set(app) == {"app", "app/a.txt", "app/deep", "app/deep/b.txt"}
+    assert set(way) == {"usr/bin/run.sh"}
+    assert inner["in"].isreg()
+    assert (owned["owned/a.txt"].uid, owned["owned"].gid) == (1000, 50)
+    with pytest.raises(BuildFailed, match="line 2: there is no link in the context"):
+        build("FROM busybox:test\nCOPY link /x\n", context)
+
+
+def test_archives_are_unpacked_by_add_only(context: Path) -> None:
+    with tarfile.open(context / "t.tgz", "w:gz") as tar:
+        tar.add(context / "run.sh", "bin/added", filter=lambda info: info.replace(uid=5, gid=6, deep=False))
+    built = build("FROM busybox:test\nADD t.tgz /\nCOPY t.tgz /x/\n", context)
+    _, added, copied = layers(built.image)
+    assert set(added) == {"usr/bin/added"}  # /bin is a link there, and stays one
+    assert added["usr/bin/added"].uid == 5
+    assert set(copied) == {"x", "x/t.tgz"}
+
+
+def test_triggers_of_a_base(context: Path) -> None:
+    build("FROM busybox:test\nONBUILD COPY src/a.txt /triggered\nONBUILD ENV T=1\n", tag="base:onbuild")
+    built = build("FROM base:onbuild\nRUN cat /triggered\n", context)
+    assert built.log[-1] == "a"
+    assert dict(built.image.config.env)["T"] == "1"
+    assert built.image.config.on_build == ()
+
+
+def test_mounts_are_seen_and_not_kept(context: Path, tmp_path: Path) -> None:
+    text = (
+        "FROM busybox:test AS other\nRUN echo o > /o && chown app /o && chmod 600 /o\nFROM busybox:test\nWORKDIR /w\n"
+        "RUN --mount=type=bind,source=src,target=/ctx --mount=type=bind,from=other,source=/o,target=o "
+        "--mount=type=tmpfs,target=/t/u --mount=type=secret,id=key --mount=type=cache,target=/home "
+        "cat /ctx/a.txt o /run/secrets/key; stat -c %u o; echo more >> /ctx/a.txt; touch /t/u/x /t/y /home/c\n"
+        "RUN --mount=type=cache,target=/home,sharing=locked ls /home; ls /ctx /o /run/secrets\n"
+    )
+    with pytest.raises(BuildFailed, match="line 6") as caught:
+        build(text, context, secrets={"key": b"canary-2f6a\n"})
+    assert "No such file" in caught.value.message
+    built = build(text.replace("; ls /ctx /o /run/secrets", ""), context, secrets={"key": b"canary-2f6a\n"})
+    assert built.log[-1] == "c"
+    assert set(layers(built.image)[-1]) == {"t", "t/y"}
+    assert (context / "src/a.txt").read_text() == "a\n"
+    found = subprocess.run(
+        ["grep", "-rlaF", "canary-2f6a", str(default_home().path)], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == ""
+
+
+def test_a_bind_over_something_is_refused(context: Path) -> None:
+    with pytest.raises(BuildFailed, match="line 2: --mount at /etc: there is something"):
+        build("FROM busybox:test\nRUN --mount=type=bind,target=/etc true\n", context)
+
+
+# -- hostile steps -----------------------------------------------------------------------------
+
+
+def test_names_that_mean_something_in_a_layer_are_refused() -> None:
+    with pytest.raises(BuildFailed, match=r"line 2: /x/\.wh\.y cannot be kept"):
+        build("FROM busybox:test\nRUN mkdir /x && touch /x/.wh.y\n")
+
+
+def test_links_in_the_image_lead_nowhere_else(context: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    built = build(
+        f"FROM busybox:test\nRUN ln -s {outside} /abs && ln -s ../../../../../../..{outside} /rel\n"
+        "COPY run.sh /abs/one\nCOPY run.sh /rel/two\n", context,
+    )  # fmt: skip
+    assert list(outside.iterdir()) == []
+    assert str(outside).strip("/") + "/one" in layers(built.image)[-2]
+    (outside / "run.sh").write_text("secret")
+    with pytest.raises(BuildFailed, match=r"there is no /abs/run\.sh"):
+        build(f"FROM busybox:test AS a\nRUN ln -s {outside} /abs\nFROM scratch\nCOPY --from=a /abs/run.sh /\n")
+
+
+# -- other tools -------------------------------------------------------------------------------
+
+
+def test_skopeo_and_umoci_read_what_was_built(context: Path, tmp_path: Path) -> None:
+    from registry_kit import needs
+
+    needs("skopeo")
+    needs("umoci")
+    from sloplet.images.export import export_image
+
+    built = build(THREE, context, tag="three:1")
+    store = ImageStore(default_home())
+    export_image(built.image, store, tmp_path / "layout")
+    store.close()
+    told = json.loads(
+        subprocess.run(
+            ["skopeo", "inspect", "--raw", f"oci:{tmp_path / 'layout'}"], capture_output=True, check=True
+        ).stdout
+    )
+    assert told["config"]["digest"] == built.image.id
+    copied = tmp_path / "copied"
+    subprocess.run(
+        ["skopeo", "copy", "-q", f"oci:{tmp_path / 'layout'}", f"oci:{copied}:x"], capture_output=True, check=True
+    )
+    rootless = [] if os.geteuid() == 0 else ["--rootless"]
+    subprocess.run(
+        ["umoci", "unpack", *rootless, "--image", f"{copied}:x", str(tmp_path / "bundle")],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    root = tmp_path / "bundle/rootfs"
+    theirs = sorted(
+        f"{path.relative_to(root)} {oct(path.lstat().st_mode)[-4:]}"
+        for path in root.rglob("*")
+        if not path.is_symlink()
+    )
+    ours = output(built.image, "cd / && find . -xdev -not -type l -exec stat -c '%n %a' {} +", user="root")
+    made = ("dev", "proc", "run", "etc/hosts", "etc/hostname", "etc/resolv.conf", "sys", "workspace")
+    seen = [line.removeprefix("./") for line in ours.splitlines() if line != ". 755"]
+    kept = [line for line in seen if not line.startswith(made)]
+    assert (
+        sorted(f"{line.rpartition(' ')[0]} {int(line.rpartition(' ')[2], 8) & 0o7777:04o}" for line in kept) == theirs
+    )
+    assert (root / "result/all").read_text() == "a\nb\n"
+
+
+# -- in Python ---------------------------------------------------------------------------------
+
+
+def test_an_image_in_python(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(context)
+    other = Image("busybox:test").run("echo other > /made")
+    image = (
+        Image("busybox:test")
+        .run("echo 1 > /one")
+        .run(["sh", "-c", "echo $0 > /two", "a b"])
+        .copy("src", "/app", exclude=["deep"])
+        .copy("run.sh", "/bin/go", chmod=0o755)
+        .copy("/made", "/from", image=other)
+        .env(A="1 $B 'c'")
+        .workdir("/app")
+        .user("app")
+        .cmd("go")
+        .label({"x.y": "z"})
+        .expose(80)
+    )
+    assert image.run("x") != image
+    with Sandbox(image=image) as box:
+        assert box.spec.image == image.build().id
+        found = box.run("cat /one /two /from; ls; printf '%s\\n' \"$A\"; id -un; pwd; go", check=True).stdout
+    assert found == "1\na b\nother\na.txt\nignored.o\n1 $B 'c'\napp\n/app\nran\n"
+    built = image.build("python:1")
+    assert (built.config.cmd, built.config.ports, built.config.labels) == (("go",), ("80/tcp",), (("x.y", "z"),))
+
+
+def test_a_dockerfile_in_python_with_more_steps(context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM busybox:test AS a\nCOPY src /src\nFROM busybox:test\nRUN false\n")
+    image = Image.dockerfile(context, target="a").run("cat /src/a.txt > /b")
+    assert output(image.build(), "cat /b") == "a\n"
+
+
+def test_bootstrap_without_mmdebstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    image = Image.bootstrap("debian:bookworm", packages=["hello"], mirror="http://127.0.0.1:9/debian")
+    with pytest.raises(BuildError, match="mmdebstrap is not installed") as caught:
+        image.build()
+    assert caught.value.hint == "sudo apt-get install mmdebstrap"
+
+
+# -- the CLI -----------------------------------------------------------------------------------
+
+
+def test_the_verb(context: Path, store: ImageStore) -> None:
+    (context / "Dockerfile").write_text("FROM busybox:test\nARG V\nRUN echo v=$V\nCOPY run.sh /x\n")
+    done = sloplet("image", "build", "-t", "cli:1", "-t", "cli:2", "--build-arg", "V=7", "--label", "a=b", str(context))
+    assert done.returncode == 0, done.stderr
+    log = done.stderr.decode().splitlines()
+    assert "[3/4 0] | v=7" in log
+    assert store.find("cli:1").id == store.find("cli:2").id
+    assert store.find("cli:1").config.labels == (("a", "b"),)
+    again = sloplet("image", "build", "--json", "--build-arg", "V=7", "--label", "a=b", str(context))
+    told = json.loads(again.stdout)
+    assert told["id"] == store.find("cli:1").id
+    assert [step["cached"] for step in told["steps"]] == [False, False, True, True]
+    quiet = sloplet("image", "build", "-q", "--build-arg", "V=7", "--label", "a=b", str(context))
+    assert (quiet.stdout.decode().strip(), quiet.stderr) == (told["id"], b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("FROM busybox:test\nRUNN x\n", (), "Dockerfile line 2: unknown instruction RUNN (did you mean RUN?)"),
+        ("FROM busybox:test\nRUN exit 4\n", (), "Dockerfile line 2: RUN exit 4: it ended with exit code 4"),
+        ("FROM busybox:test\n", ("--target", "x"), "has no stage 'x'"),
+        ("FROM busybox:test\n", ("--build-arg", "X=1"), "declares no build argument X"),
+        ("FROM busybox:test\n", ("--network", "none", "--allow", "a.example"), "leave one of them"),
+        ("FROM busybox:test\n", ("-f", "missing"), "there is no missing"),
+        ("FROM busybox:test\n", ("-t", "Not/Ok"), "not a reference"),
+        ("FROM busybox:test\n", ("--secret", "value"), "says not what it is"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(context: Path, text: str, words: tuple[str, ...], said: str) -> None:
+    (context / "Dockerfile").write_text(text)
+    done = sloplet("image", "build", *words, str(context))
+    assert done.returncode == 125
+    assert said in done.stderr.decode().splitlines()[-1]
+    assert b"Traceback" not in done.stderr
+
+
+def test_an_interrupted_build_leaves_nothing_running(context: Path, tmp_path: Path) -> None:
+    (context / "Dockerfile").write_text("FROM busybox:test\nRUN echo began; sleep 600\n")
+    home = tmp_path / "home"
+    busybox_image(Home(home))
+    child = subprocess.Popen(
+        [*SLOPLET, "image", "build", str(context)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        env={**os.environ, "SLOPLET_HOME": str(home)},
+    )  # fmt: skip
+    assert child.stderr is not None
+    with child.stderr as log:
+        for line in log:
+            if line.endswith(b"| began\n"):
+                break
+        child.send_signal(signal.SIGINT)
+        rest = log.read()
+    assert child.wait(30) == 130, rest
+    assert b"interrupted" in rest
+    assert b"Traceback" not in rest
+    assert list((home / "sandboxes").glob("*/*")) == []
+
+
+def test_two_builds_at_once_make_one_image(context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM busybox:test\nRUN echo both > /b; sleep 0.2\nCOPY src /s\n")
+    command = [sys.executable, "-m", "sloplet.cli", "image", "build", "-q", str(context)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    said = [child.communicate(timeout=60) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], said
+    assert len({out for out, _ in said}) == 1
+
+
+def test_a_killed_build_is_gone_on_with(context: Path, tmp_path: Path) -> None:
+    (context / "Dockerfile").write_text(
+        "FROM busybox:test\nRUN echo first > /f\nRUN echo began; sleep 2\nCOPY src /s\n"
+    )
+    home = tmp_path / "home"
+    busybox_image(Home(home))
+    env = {"SLOPLET_HOME": str(home)}
+    child = subprocess.Popen(
+        [*SLOPLET, "image", "build", str(context)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    )  # fmt: skip
+    assert child.stderr is not None
+    with child.stderr as log:
+        for line in log:
+            if line.endswith(b"| began\n"):
+                break
+        child.kill()
+        child.wait()
+    assert sloplet("gc", env=env).returncode == 0
+    (context / "Dockerfile").write_text("FROM busybox:test\nRUN echo first > /f\nRUN echo began\nCOPY src /s\n")
+    began = time.monotonic()
+    done = sloplet("image", "build", str(context), env=env)
+    assert done.returncode == 0, done.stderr
+    assert b"[2/4 0] CACHED" in done.stderr
+    assert time.monotonic() - began < 60
