@@ -258,9 +258,11 @@ def test_programs_that_are_not_there() -> None:
 
 
 def test_there_is_no_network_unless_asked_for() -> None:
+    text = "FROM busybox:test\nRUN tail -n +3 /proc/net/dev | sed 's/:.*//'; echo Temporary failure in name resolution"
+    assert [line.strip() for line in build(f"{text}\n").log[1:]] == ["lo", "Temporary failure in name resolution"]
     with pytest.raises(BuildFailed) as caught:
-        build("FROM busybox:test\nRUN wget -T 5 http://203.0.113.1/\n")
-    assert "--allow" in str(caught.value.hint)
+        build(f"{text}; exit 1\n")
+    assert "--allow HOST" in str(caught.value.hint)
 
 
 def test_from_scratch(context: Path) -> None:
@@ -288,7 +290,10 @@ def test_what_a_copy_takes_and_where_it_goes(context: Path) -> None:
 
 def test_archives_are_unpacked_by_add_only(context: Path) -> None:
     with tarfile.open(context / "t.tgz", "w:gz") as tar:
-        tar.add(context / "run.sh", "bin/added", filter=lambda info: info.replace(uid=5, gid=6, deep=False))
+        info = tar.gettarinfo(context / "run.sh", "bin/added")
+        info.uid, info.gid = 5, 6
+        with open(context / "run.sh", "rb") as file:
+            tar.addfile(info, file)
     built = build("FROM busybox:test\nADD t.tgz /\nCOPY t.tgz /x/\n", context)
     _, added, copied = layers(built.image)
     assert set(added) == {"usr/bin/added"}  # /bin is a link there, and stays one
