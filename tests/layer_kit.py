@@ -114,7 +114,7 @@ def tree(root: Path) -> dict[str, str]:
             path = Path(base, name)
             shown = str(path.relative_to(root))
             found[shown] = (
-                f"-> {os.readlink(path)}" if path.is_symlink() else "/" if path.is_dir() else path.read_text()
+                f"-> {os.readlink(path)}" if path.is_symlink() else "/" if path.is_dir() else path.read_text("latin-1")
             )
     return found
 

@@ -56,10 +56,10 @@ def sweep(
     tars: bool = False,
     patience: float = 0.0,
 ) -> Swept:
-    """``known``: blobs that may go at once. ``tars``: also the roots that tars were unpacked to, which are made again
-    when they are asked for. Raises StateError."""
+    """``known``: blobs that may go at once; without ``grace`` all may, and what downloads left. ``tars``: also the
+    roots that tars were unpacked to, which are made again when they are asked for. Raises StateError."""
     swept = Swept()
-    _partials(home, time.time() - _PARTIAL)
+    _partials(home, time.time() - (_PARTIAL if grace else 0.0))
     if not _candidates(home, store, known, grace, tars):
         return swept
     lock = StoreLock.exclusive(home, patience)
