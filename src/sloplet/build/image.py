@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RecipeInvalid, SpecError
 from ..netspec import Network
 from .dockerfile import Dockerfile, Stage, parse
-from .instructions import Command, Copy, Env, From, Instruction, Label, Names, Run, Text
+from .instructions import Command, Copy, Env, From, Instruction, Label, Mount, Names, Run, Text
 from .lines import Line
 
 if TYPE_CHECKING:
@@ -133,8 +133,16 @@ class Image:
     def _install(self, packages: Sequence[str], command: str, env: Mapping[str, str]) -> Image:
         if not packages:
             raise SpecError("no package is named", hint="for example .apt('git') or .pip('numpy')")
+        from .indexes import TRUST, trust_environment, trusted
+
+        mounts: tuple[Mount, ...] = ()
+        if trusted() is not None:
+            env = {**env, **trust_environment()}
+            mounts = (Mount("secret", (("id", TRUST), ("mode", "444"))),)
         given = tuple(sorted(env.items()))
-        return self._add(lambda line: Run(line, text=command, policy=_PACKAGES, env=given), "RUN", command)
+        return self._add(
+            lambda line: Run(line, text=command, policy=_PACKAGES, env=given, mounts=mounts), "RUN", command
+        )
 
     def copy(
         self,
@@ -259,13 +267,21 @@ class Image:
         options = BuildOptions(
             tags=parse_tags(names), build_args={**dict(self._arguments), **(build_args or {})}, target=self._target,
             settings=RunSettings(network, limits, engine), no_cache=no_cache, pull=pull,
-            secrets={key: item.encode() if isinstance(item, str) else item for key, item in (secrets or {}).items()},
+            secrets=self._secrets(secrets or {}),
             epoch=source_date_epoch(),
         )  # fmt: skip
         builder = Builder(
             recipe, options, context=self._context, dockerfile_path=self._path, on_event=on_event or silent
         )
         return await builder.build()
+
+    def _secrets(self, given: Mapping[str, bytes | str]) -> dict[str, bytes]:
+        from .indexes import TRUST, trusted
+
+        found = {key: item.encode() if isinstance(item, str) else item for key, item in given.items()}
+        if any(isinstance(step, Run) and step.mounts for step in self._steps) and (list_of := trusted()) is not None:
+            found.setdefault(TRUST, list_of)
+        return found
 
     async def resolve_reference(self) -> str:
         """What ``Sandbox(image=...)`` starts from."""

@@ -12,6 +12,7 @@ import click
 
 from ..errors import SpecError
 from .buildlog import BuildLog
+from .image_standard import build_standard, is_standard
 from .netoptions import policy, rule_options
 from .options import Verb, json_option, limit_options, whole_number
 from .output import EXIT_INTERRUPTED, note, print_json, size
@@ -29,6 +30,7 @@ _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
     sloplet image build -t app .
     sloplet image build -t app:dev --target dev --build-arg VERSION=3 --allow @package-indexes .
     sloplet image build -f docker/Dockerfile --memory 4g --disk 20g --network policy.toml .
+    sloplet image build sloplet/code
     sloplet image build --secret id=token,env=TOKEN -t app --output app.tar .
     """,
 )
@@ -59,7 +61,8 @@ _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
 @click.option("--plain", "plain_log", is_flag=True, help="The log as plain lines, on a terminal too.")
 @json_option
 def command(path: str, **options: Any) -> None:
-    """Build an image from a Dockerfile. PATH is the folder that COPY takes files from.
+    """Build an image from a Dockerfile. PATH is the folder that COPY takes files from; or sloplet/base or sloplet/code,
+    recipes that came with sloplet.
 
     Every step runs in a sandbox of its own, without a network unless --allow or --network gives it one, and is not done
     again as long as nothing has changed that it depends on.
@@ -67,7 +70,11 @@ def command(path: str, **options: Any) -> None:
     began = time.monotonic()
     log = BuildLog(quiet=options["quiet"] or options["as_json"], live=False if options["plain_log"] else None)
     try:
-        image = asyncio.run(_build(Path(path), options, log))
+        if is_standard(path):
+            image = asyncio.run(build_standard(path, options, _limits(options), log))
+            options["tags"] = (path, *options["tags"])
+        else:
+            image = asyncio.run(_build(Path(path), options, log))
     except KeyboardInterrupt:
         note("interrupted. Steps that were done are kept: the same command goes on from there")
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None

@@ -26,6 +26,7 @@ from . import lease
 from .progress import OnImageProgress, silent
 from .reference import parse
 from .staging import Staging
+from .standard import refuse_standard
 from .store import ImageStore, StoredImage
 from .trees import leased
 from .unpack import Unpack, UnpackLimits, unpack
@@ -89,6 +90,7 @@ def find_or_pull(image: str, store: ImageStore, progress: OnImageProgress = sile
         raise ImageNotFound(f"the image {image[:200]!r} does not exist: {error.message}", hint=_FORMS) from error
     with suppress(ImageNotFound):
         return store.find(image)
+    refuse_standard(reference)
     from .pull import pull
 
     return asyncio.run(pull(reference, store, progress=progress))

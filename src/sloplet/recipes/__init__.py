@@ -1,0 +1,78 @@
+"""The standard images: recipes that are built on the user's own machine, from Debian packages, PyPI and npm.
+
+``sloplet image build sloplet/base`` builds one. Each module here is one recipe, short enough to be copied and changed:
+``image()`` is what is built, ``NEEDS`` the recipe below it, ``WARM`` what its kernel runs before a template is saved.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ImageNotFound, KernelError, SnapshotNotFound, SpecError
+from ..images.standard import STANDARD
+
+if TYPE_CHECKING:
+    from ..build.events import OnBuildEvent
+    from ..controller import Controller, Snapshot
+    from ..images.store import StoredImage
+
+#: What their steps need at least: compilers and wheels are larger than what a sandbox has by default.
+_LIMITS = {"memory": "2g", "disk": "8g"}
+
+
+def recipe(name: str) -> ModuleType:
+    if name not in STANDARD:
+        raise ImageNotFound(f"there is no standard image {name[:80]!r}", hint=f"there are {', '.join(STANDARD)}")
+    return importlib.import_module(f".{STANDARD[name]}", __name__)
+
+
+async def build(
+    name: str,
+    tags: Sequence[str] = (),
+    *,
+    no_cache: bool = False,
+    on_event: OnBuildEvent | None = None,
+    engine: str = "auto",
+    **limits: Any,
+) -> StoredImage:
+    """Build a standard image and those below it, or find them built. It is called ``name``, and ``tags``."""
+    found = recipe(name)
+    options: dict[str, Any] = {"no_cache": no_cache, "on_event": on_event, "engine": engine, **limits}
+    if needs := getattr(found, "NEEDS", None):
+        await build(needs, **options)
+    image: StoredImage = await found.image().build_async([name, *tags], **{**_LIMITS, **options})
+    return image
+
+
+def template_name(name: str) -> str:
+    """What the warm template of an image is called."""
+    return name.replace("/", "-")
+
+
+async def warm(name: str, controller: Controller, *, template: str | None = None, **limits: Any) -> Snapshot:
+    """A live template of a standard image: started, with a Python kernel that has imported what everybody imports. One
+    of that name is replaced. ImageNotFound where the image is not built yet."""
+    from ..netspec import Network
+    from ..sandbox import AsyncSandbox
+
+    code = getattr(recipe(name), "WARM", None)
+    if code is None:
+        raise SpecError(f"{name} has nothing to warm up", hint="`sloplet image warm sloplet/code`")
+    called = template or template_name(name)
+    # With a network that reaches nothing: who starts from the template may then ask for one that does.
+    settings: dict[str, Any] = {"memory": "1g", **limits}
+    box = AsyncSandbox(image=name, engine="gvisor", network=Network(), controller=controller, **settings)
+    async with box:
+        result = await box.code(code, timeout=300)
+        if result.error is not None:
+            raise KernelError(f"{name} could not be warmed up: {result.error.name}: {result.error.message}")
+        try:
+            old = await controller.find_snapshot(called)
+        except SnapshotNotFound:
+            pass
+        else:
+            await controller.delete_snapshot(old.id, force=True)
+        return await box.template(called)
