@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,28 +101,33 @@ def real_registry(folder: Path, *, tls: bool = False, private: bool = False) -> 
         (folder / "htpasswd").write_text(made.strip() + "\n")
         lines += [f"auth: {{htpasswd: {{realm: tests, path: {folder / 'htpasswd'}}}}}"]
     (folder / "config.yml").write_text("\n".join(lines) + "\n")
-    log = folder / "log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            ["docker-registry", "serve", str(folder / "config.yml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), "OTEL_TRACES_EXPORTER": "none"},
-        )  # fmt: skip
+    process = subprocess.Popen(
+        ["docker-registry", "serve", str(folder / "config.yml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "OTEL_TRACES_EXPORTER": "none"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    log = b""
+    drain = threading.Thread()
+    try:
+        for line in process.stdout:
+            log += line
+            if found := _TAIL.search(line.decode()):
+                break
+        else:
+            raise AssertionError(f"docker-registry did not start: {log[-2000:]!r}")
+        drain = threading.Thread(target=lambda: collections.deque(process.stdout or (), maxlen=0), daemon=True)
+        drain.start()  # it logs on, and would wait for a reader
+        yield RealRegistry(f"127.0.0.1:{found[1]}", data, ca, private)
+    finally:
+        process.terminate()
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                sink.write(line)
-                if found := _TAIL.search(line.decode()):
-                    break
-            else:
-                raise AssertionError(f"docker-registry did not start: {log.read_text()[-2000:]}")
-            yield RealRegistry(f"127.0.0.1:{found[1]}", data, ca, private)
-        finally:
-            process.terminate()
-            try:
-                process.communicate(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if drain.ident:
+            drain.join()
+        process.stdout.close()
 
 
 def busybox_root(folder: Path) -> Path:

@@ -189,7 +189,8 @@ def _ask(helper: str, registry: str, path: Path, environ: Mapping[str, str]) -> 
         said = (done.stdout[:_MAX_ANSWER] + done.stderr[:_MAX_ANSWER]).decode("utf-8", "replace").strip()
         if any(text in said.lower() for text in _NOT_THERE):
             return ANONYMOUS
-        raise _unusable(path, f"{name} failed with exit code {done.returncode}: {said[:200]!r}")
+        shown = "" if "secret" in said.lower() else f": {said[:200]!r}"
+        raise _unusable(path, f"{name} failed with exit code {done.returncode}{shown}")
     return _answer(done.stdout, name, path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ImageError, ImageInvalid, ImageNotFound, RegistryError, StateBusy
@@ -42,6 +43,7 @@ T = TypeVar("T")
 
 _PARALLEL = 4
 _MOVES = 3  # how often a tag may move while we look
+_MIRROR_TRIES = 2
 _BUSY_PAUSE = 0.2
 
 
@@ -80,6 +82,9 @@ async def _from(
 ) -> Manifest:  # fmt: skip
     """Everything of the image, from one server."""
     found = await asyncio.to_thread(own.find, endpoint.host, endpoint.repository)
+    patience = patience or Patience()
+    if endpoint.mirror:  # there is another one to ask
+        patience = replace(patience, tries=min(patience.tries, _MIRROR_TRIES))
     async with RegistryClient(endpoint, found, patience=patience) as client:
         pulling = _Pull(client, store.blobs, wanted, progress)
         seen = ""
