@@ -19,8 +19,9 @@ from sloplet.state.home import Home
 
 BUSYBOX = shutil.which("busybox")
 _APPLETS = (
-    "sh", "cat", "echo", "ls", "id", "true", "false", "mkdir", "rm", "rmdir", "mv", "cp", "ln", "touch", "chmod", "chown",
-    "stat", "test", "[", "env", "pwd", "sleep", "tar", "gzip", "wc", "sort", "find", "grep", "sed", "head", "tail", "dd",
+    "sh", "cat", "echo", "ls", "id", "true", "false", "mkdir", "rm", "rmdir", "mv", "cp", "ln", "touch", "chmod",
+    "chown", "stat", "test", "[", "env", "pwd", "sleep", "tar", "gzip", "wc", "sort", "find", "grep", "sed", "head",
+    "tail", "dd",
     "readlink", "date", "sync", "whoami", "printf", "seq", "wget", "nslookup", "mkfifo", "md5sum", "sha256sum",
 )  # fmt: skip
 _FILES = {
@@ -41,6 +42,8 @@ def busybox_items(files: Mapping[str, str] | None = None) -> list[Item]:
     items.append(Item("usr/bin/busybox", "file", 0o755, size=len(program), data=text_data(program)))
     items += [Item(f"usr/bin/{name}", "symlink", link="busybox") for name in _APPLETS]
     for path, text in {**_FILES, **(files or {})}.items():
+        parts = path.split("/")[:-1]
+        items += [Item("/".join(parts[:count]), "folder", 0o755) for count in range(1, len(parts) + 1)]
         items.append(Item(path, "file", 0o644, size=len(text.encode()), data=text_data(text.encode())))
     return items
 

@@ -18,7 +18,7 @@ import pytest
 from cli_helpers import SLOPLET, gvisor_environment, sloplet
 
 from image_kit import busybox_image, default_home, needs_busybox
-from sloplet import Image, Sandbox
+from sloplet import Image, Network, Sandbox
 from sloplet.build.dockerfile import parse
 from sloplet.build.events import BuildEvent
 from sloplet.build.executor import Builder, BuildOptions, parse_tags
@@ -212,6 +212,15 @@ def test_nothing_of_the_runtime_is_in_a_layer() -> None:
     built = build(
         "FROM busybox:test\nRUN echo 127.0.0.1 x >> /etc/hosts; echo y > /etc/resolv.conf; hostname; touch /z"
     )
+    assert set(layers(built.image)[-1]) == {"z"}
+
+
+@pytest.mark.parametrize("files", [{}, {"etc/ssl/certs/ca-certificates.crt": "the image's\n"}])
+def test_the_certificate_of_a_sandbox_stays_in_it(files: dict[str, str]) -> None:
+    busybox_image(default_home(), "busybox:tls", files=files)
+    text = "FROM busybox:tls\nRUN grep -c BEGIN $SSL_CERT_FILE; cat $SSL_CERT_FILE > /copied; rm /copied; touch /z\n"
+    built = build(text, network=Network(inspect=True))
+    assert built.log[-1] == "1"  # it was there
     assert set(layers(built.image)[-1]) == {"z"}
 
 

@@ -16,6 +16,7 @@ from ..results import Result
 from ..sandbox import AsyncSandbox
 from ..state.home import Home
 from .commit import Spool, items_of, read_changes, take_changes
+from .distrust import authority, take_out, without_traces
 from .ground import Tree
 from .layertar import Item
 from .mounts import Mounted, patiently
@@ -86,10 +87,13 @@ async def run(
     lines = Lines(tell)
     await patiently(box.start, mounted, tell)
     async with box:
+        certificate = None if is_offline(network) else await authority(box.files)
         await mounted.enter(controller, box.id, tree)
         result = await _execute(work, box, lines)
         if not result.ok:
             raise _failed(work, result, lines, network)
+        if certificate is not None:
+            await take_out(box.files, certificate, tree.folder)
         complete = await take_changes(controller, box.id, spool)
 
     def items() -> list[Item]:
@@ -98,7 +102,8 @@ async def run(
             listing, contents, tree.folder.lstat, owners=tree.folder.owners, names=tree.folder.names,
             dropped=lambda path: path == _SCRIPT.strip("/") or mounted.covers(path),
         )  # fmt: skip
-        return mounted.without_own(found)
+        found = mounted.without_own(found)
+        return found if certificate is None else without_traces(found, tree.folder)
 
     return await asyncio.to_thread(items)
 

@@ -19,9 +19,9 @@ BUNDLES = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-_HASHED = "/etc/ssl/certs"  # OpenSSL's folder: one file per certificate, found by its name's hash
-_ALONE = "/etc/ssl/certs/sloplet.pem"  # for programs that want what they add to their own in a file by itself
-_OWN = "/usr/local/share/ca-certificates/sloplet.crt"  # update-ca-certificates makes a new bundle with it
+HASHED = "/etc/ssl/certs"  # OpenSSL's folder: one file per certificate, found by its name's hash
+ALONE = "/etc/ssl/certs/sloplet.pem"  # for programs that want what they add to their own in a file by itself
+OWN = "/usr/local/share/ca-certificates/sloplet.crt"  # update-ca-certificates makes a new bundle with it
 _HOME = "/home/agent/.sloplet"
 _MAX_BUNDLE = 16 * 2**20
 _BEGIN, _END = b"# -- the CA of this sandbox (sloplet) --\n", b"# -- end of sloplet's --\n"
@@ -33,7 +33,7 @@ _EXTRA = ("NODE_EXTRA_CA_CERTS", "DENO_CERT")  # these add to what the program b
 
 def env(*, single_user: bool) -> dict[str, str]:
     """Variables for HELLO; their paths exist once ``install`` is through. The sandbox's own settings win."""
-    bundle, own = (f"{_HOME}/ca-bundle.crt", f"{_HOME}/ca.crt") if single_user else (BUNDLES[0], _ALONE)
+    bundle, own = (f"{_HOME}/ca-bundle.crt", f"{_HOME}/ca.crt") if single_user else (BUNDLES[0], ALONE)
     return {**dict.fromkeys(_ALL, bundle), **dict.fromkeys(_EXTRA, own)}
 
 
@@ -53,21 +53,21 @@ async def install(open_stream: Opener, ca_pem: bytes, *, single_user: bool) -> N
         return
     if await files.read(BUNDLES[0]) is None:
         await files.write(BUNDLES[0], None, with_ca(known, ca_pem))
-    for path in (_ALONE, f"{_HASHED}/{name_hash(ca_pem)}.0"):
+    for path in (ALONE, f"{HASHED}/{name_hash(ca_pem)}.0"):
         await files.write(path, await files.read(path), ca_pem)
     # Of use to update-ca-certificates only; an ordinary user's sandboxes cannot write to their view of the host's /usr.
-    await files.write(_OWN, await files.read(_OWN), ca_pem, must=False)
+    await files.write(OWN, await files.read(OWN), ca_pem, must=False)
 
 
 def with_ca(bundle: bytes, ca_pem: bytes) -> bytes:
     """The bundle with this CA at its end, and no other of ours."""
-    rest = _without_ours(bundle)
+    rest = without_ours(bundle)
     if rest and not rest.endswith(b"\n"):
         rest += b"\n"
     return rest + _BEGIN + ca_pem.strip() + b"\n" + _END
 
 
-def _without_ours(bundle: bytes) -> bytes:
+def without_ours(bundle: bytes) -> bytes:
     """All but our blocks, each with the line break before it. The bundle comes from inside: whatever is in it, each
     byte is looked at a few times only."""
     kept, at = [], 0
