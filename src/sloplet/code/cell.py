@@ -31,7 +31,7 @@ MAX_RICH = 32 * 2**20  # bytes of all results of a cell
 MAX_RESULTS = 1000
 _MAX_PARTS = 64  # representations of one result
 _MAX_FAILURE = 256 * 1024
-_MIME = re.compile(r"^[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}$")
+_MIME = re.compile(r"[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _FRAME = re.compile(rb"\x1e[^\n]*\n")
 #: After a time limit: SIGINT to the kernel at once, to all it started, again, and then no more patience.
@@ -80,6 +80,7 @@ class Collector:
         self._capture = make_capture(wishes.max_output, True, wishes.on_stdout, wishes.on_stderr)
         self._on_result = wishes.on_result
         self._parts: dict[str, bytearray] = {}
+        self._dropped: set[str] = set()  # too large; what follows of them is dropped too
         self._rich = 0
         self._results: list[RichResult] = []
         self._failure: CodeFailure | None = None
@@ -120,16 +121,25 @@ class Collector:
             key = name.decode("ascii")
         except (binascii.Error, UnicodeDecodeError):
             raise KernelError("the kernel sent data that is no base64", hint="restart the context") from None
-        self._rich += len(raw)
-        if self._rich > MAX_RICH or (key not in self._parts and len(self._parts) >= _MAX_PARTS):
+        kept = self._parts.get(key, b"")
+        if key in self._dropped or self._rich + len(raw) > MAX_RICH or (not kept and len(self._parts) >= _MAX_PARTS):
             self._cut = True
-            self._parts.pop(key, None)  # half an image is none
+            self._rich -= len(kept)  # half an image is none
+            self._parts.pop(key, None)
+            if len(self._dropped) < _MAX_PARTS:
+                self._dropped.add(key)
             return
+        self._rich += len(raw)
         self._parts.setdefault(key, bytearray()).extend(raw)
 
-    async def _result(self, main: bool) -> None:
+    def _complete(self) -> dict[str, bytearray]:
         parts, self._parts = self._parts, {}
-        made = RichResult({mime: bytes(raw) for mime, raw in parts.items() if _MIME.match(mime)}, main)
+        self._dropped.clear()
+        return parts
+
+    async def _result(self, main: bool) -> None:
+        parts = self._complete()
+        made = RichResult({mime: bytes(raw) for mime, raw in parts.items() if _MIME.fullmatch(mime)}, main)
         if not made.data:
             return
         if len(self._results) >= MAX_RESULTS:
@@ -142,7 +152,7 @@ class Collector:
                 await outcome
 
     def _failed(self) -> CodeFailure:
-        parts, self._parts = self._parts, {}
+        parts = self._complete()
         name, message, trace = (
             _ANSI.sub("", bytes(parts.get(part, b"")[:_MAX_FAILURE]).decode("utf-8", "replace"))
             for part in ("name", "message", "traceback")

@@ -16,7 +16,7 @@ from ..wire.schema import Channel
 
 MAX_FRAME = 4096
 _START = 0x1E
-_KIND = re.compile(rb"^([0-9a-f]{1,32}) ([a-z]{1,16})(?: (.*))?$", re.S)
+_KIND = re.compile(rb"([0-9a-f]{1,32}) ([a-z]{1,16})(?: (.*))?", re.S)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Side:
             yield Text(self._channel, data)
 
     def _frame(self, line: bytes) -> Frame | None:
-        found = _KIND.match(line)
+        found = _KIND.fullmatch(line)
         if found is None:
             raise KernelError("the kernel sent a frame that makes no sense", hint=_NONSENSE)
         cell, kind, rest = found[1], found[2].decode(), found[3] or b""

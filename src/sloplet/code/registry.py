@@ -20,7 +20,6 @@ from ..errors import (
     CommandNotFound,
     FileError,
     FileExists,
-    FileMissing,
     KernelError,
     ProcessNotFound,
     SpecError,
@@ -37,8 +36,8 @@ from .cell import Kernel, attach_request, restart_hint
 from .results import CodeContext
 
 _list = list
-_TAG = re.compile(r"^sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63})/([0-9a-f]{16})$")
-_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")
+_TAG = re.compile(r"sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63})/([0-9a-f]{16})")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _MAX_SETTINGS = 256 * 1024
 _TRUSTED = 1.0  # seconds for which a kernel that was there is taken to be there still
 _BORN = 10.0  # how long another client may take to start what it has begun
@@ -72,7 +71,7 @@ class Settings:
 
 
 def check_context(name: object) -> str:
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SpecError(
             f"{str(name)[:80]!r} is no name for a context", hint="1 to 63 letters, digits, '_', '-' and '.'"
         )
@@ -95,6 +94,8 @@ class Registry:
         self._start = start
         self.known: dict[str, Kernel] = {}
         self._turns: dict[str, asyncio.Lock] = {}
+        #: Of the process rung, whose snapshots have the workdir alone: what this client has made.
+        self._made: dict[str, Settings] = {}
 
     async def kernel(self, language: str, context: str | None, *, restart: bool = False) -> Kernel:
         """The kernel for a cell: a context by name, or the language's own, which is made if there never was one."""
@@ -127,6 +128,7 @@ class Registry:
         """End it, and let nothing be remembered of it."""
         async with self.turn(name):
             await self.end(name)
+            self._made.pop(name, None)
             try:
                 await self._files.remove(await self._path(name), missing_ok=True)
             except FileError:
@@ -214,13 +216,15 @@ class Registry:
         now = asyncio.get_running_loop().time()
         kernel = Kernel(name, settings.language, key, started.integer(Tag.PID), now, (0, 0), early=False)
         self.known[name] = kernel
+        if (await self._start()).rung == "process":
+            self._made[name] = settings
         return kernel
 
     async def end(self, name: str) -> None:
         """No process of that name is left, nor the memory of one."""
         self.known.pop(name, None)
         for info in await self._processes():
-            found = _TAG.match(info.tag)
+            found = _TAG.fullmatch(info.tag)
             if found is None or found[3] != name:
                 continue
             if info.running:
@@ -257,8 +261,8 @@ class Registry:
     async def settings(self, name: str) -> Settings | None:
         try:
             raw = await self._files.read(await self._path(name), length=_MAX_SETTINGS)
-        except (FileMissing, FileError):
-            return None
+        except FileError:
+            return self._made.get(name)
         try:
             return Settings.from_bytes(raw)
         except (ValueError, TypeError, AttributeError):
@@ -268,9 +272,9 @@ class Registry:
         try:
             found = await self._files.list(await self._folder())
         except FileError:
-            return []
+            return list(self._made)
         names = [info.name.removesuffix(".json") for info in found if info.is_file and info.name.endswith(".json")]
-        return [name for name in names if _NAME.match(name)][:1000]
+        return [name for name in names if _NAME.fullmatch(name)][:1000]
 
 
 def _contexts(
@@ -279,7 +283,7 @@ def _contexts(
     """One for each name: the oldest that runs, or else the last that ended. Those that run are noted in ``known``."""
     found: dict[str, CodeContext] = {}
     for info in sorted(processes, key=lambda info: info.pid):
-        match = _TAG.match(info.tag)
+        match = _TAG.fullmatch(info.tag)
         if match is None or int(match[1]) != languages.PROTOCOL:
             continue
         _, language, name, key = match.groups()
