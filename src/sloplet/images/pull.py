@@ -7,10 +7,10 @@ pull, of whatever process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ImageError, ImageInvalid, ImageNotFound, RegistryError, StateBusy
 from . import credentials as own
@@ -35,11 +35,10 @@ from .progress import ImageProgress, OnImageProgress, silent
 from .reference import Reference
 from .registries import Endpoint, Registries
 from .registry import BlobMissing, RegistryClient
+from .threads import kept, whole
 
 if TYPE_CHECKING:
     from .store import ImageStore, StoredImage
-
-T = TypeVar("T")
 
 _PARALLEL = 4
 _MOVES = 3  # how often a tag may move while we look
@@ -157,7 +156,7 @@ class _Pull:
             if writer.offset:
                 told(writer.offset)
             await self._client.blob(blob, writer, told)
-            await asyncio.to_thread(writer.commit)
+            await whole(writer.commit)
         finally:
             writer.close()
 
@@ -166,7 +165,7 @@ class _Pull:
 async def adding(store: ImageStore) -> AsyncIterator[None]:
     """``ImageStore.adding``, which may have to wait, for who must not block."""
     held = store.adding()
-    await _kept(asyncio.to_thread(held.__enter__), lambda _: held.__exit__(None, None, None))
+    await kept(lambda _: held.__exit__(None, None, None), held.__enter__)
     try:
         yield
     finally:
@@ -177,21 +176,10 @@ async def open_writer(blobs: BlobStore, blob: Descriptor) -> BlobWriter:
     """Waits while another process downloads the same blob: it is ours as well, then. What an earlier one left is
     hashed first, so it is done in a thread."""
     while True:
-        making = asyncio.to_thread(blobs.writer, blob.digest, blob.size, wait=False)
         try:
-            return await _kept(making, BlobWriter.close)
+            return await kept(BlobWriter.close, blobs.writer, blob.digest, blob.size, wait=False)
         except StateBusy:
             await asyncio.sleep(_BUSY_PAUSE)
-
-
-async def _kept(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
-    """What a thread makes; if nobody waits for it any more when it is made, it is undone."""
-    task = asyncio.ensure_future(making)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo(done.result()))
-        raise
 
 
 async def gather(*work: Coroutine[Any, Any, None]) -> None:

@@ -19,6 +19,7 @@ from .pull import adding, gather
 from .reference import Reference
 from .registries import Registries
 from .registry import RegistryClient
+from .threads import whole
 
 if TYPE_CHECKING:
     from .store import ImageStore, StoredImage
@@ -203,7 +204,7 @@ class _Push:
                 file.seek(start)
                 at = start
                 while at < end:
-                    piece = await asyncio.to_thread(file.read, min(_PIECE, end - at))
+                    piece = await whole(file.read, min(_PIECE, end - at))
                     if not piece:
                         raise RegistryError(f"{_name(blob)} is shorter on this disk than it was")
                     yield piece

@@ -29,6 +29,7 @@ from .media import ACCEPTED, MAX_MANIFEST, Descriptor, digest_of, verify
 from .patience import Patience, Transient, Tries
 from .reference import DIGEST_RE
 from .registries import Endpoint
+from .threads import whole
 from .tokens import Tokens
 
 MOST_REDIRECTS = 5
@@ -142,7 +143,7 @@ class RegistryClient:
                 length += len(piece)
                 if length >= _BATCH:
                     data, pieces, length = b"".join(pieces), [], 0
-                    await asyncio.to_thread(writer.write, data)
+                    await whole(writer.write, data)
                     told(writer.offset)
         finally:
             if pieces:
