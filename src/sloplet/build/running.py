@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..controller import Controller
@@ -25,6 +26,7 @@ from .scope import RunWork
 _SCRIPT = "/.sloplet-build-script"
 _KEPT_LINES = 40
 _MAX_LINE = 4096
+_LEAST_MEMORY, _MOST_MEMORY = 512 * 2**20, 8 * 2**30
 
 #: Takes a line of output.
 OnLine = Callable[[str], None]
@@ -38,6 +40,23 @@ class RunSettings:
     limits: Mapping[str, Any] = field(default_factory=dict)  #: cpus, memory, disk, pids, open_files
     engine: str = "auto"
     allow_weaker: bool = False
+
+
+class _StepSandbox(AsyncSandbox):
+    """With more of everything that nobody named a limit for: installing and compiling take a lot."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        limits = self._spec.limits
+        more = {name: value for name, value in default_limits().items() if name not in limits.explicit}
+        self._spec = replace(self._spec, limits=replace(limits, **more))
+
+
+def default_limits() -> dict[str, Any]:
+    """What a step may use where nothing is said: all CPUs, half of the memory, 8 GiB of disk."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return {"cpus": float(os.cpu_count() or 1), "memory": max(_LEAST_MEMORY, min(_MOST_MEMORY, memory)),
+            "disk": 8 * 2**30, "pids": 4096}  # fmt: skip
 
 
 class Lines:
@@ -80,7 +99,7 @@ async def run(
 ) -> list[Item]:  # fmt: skip
     """Run it, return the entries of the layer that it made. BuildFailed, and errors of the sandbox itself."""
     network = network_of(work, settings)
-    box = AsyncSandbox(
+    box = _StepSandbox(
         image=tree.image.id, user="0:0", workdir="/", sudo=True, network=network, engine=settings.engine,
         allow_weaker=settings.allow_weaker, controller=controller, volumes=mounted.volumes or None, **settings.limits,
     )  # fmt: skip
