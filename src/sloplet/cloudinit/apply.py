@@ -161,7 +161,7 @@ class _Job:
         self.begin("packages")
         found = (await self.exec(["/bin/sh", "-c", LOOK])).stdout.split()
         for argv in commands_for(wanted, found):
-            await self.must(argv, wanted.line, env={"DEBIAN_FRONTEND": "noninteractive"}, network=True)
+            await self.must(argv, wanted.line, env={"DEBIAN_FRONTEND": "noninteractive"})
 
     async def commands(self, module: str, items: Sequence[Command]) -> None:
         """As one script, as cloud-init does it: what one item sets, the next ones have. Unlike there, one that fails is
@@ -179,23 +179,18 @@ class _Job:
         if not result.ok:
             at = (await self.text(_AT)).strip()
             item = items[int(at)] if at.isdecimal() and len(at) < 6 and int(at) < len(items) else items[0]
-            raise self.failed(result, item.line, item.script, tail, network=True)
+            raise self.failed(result, item.line, item.script, tail)
         await self.files.remove(_AT, missing_ok=True)
 
-    async def must(
-        self, argv: Sequence[str], line: int, *, env: dict[str, str] | None = None, network: bool = False
-    ) -> None:
+    async def must(self, argv: Sequence[str], line: int, *, env: dict[str, str] | None = None) -> None:
         result, tail = await self.watched(argv, env or {})
         if not result.ok:
-            raise self.failed(result, line, " ".join(argv), tail, network=network)
+            raise self.failed(result, line, " ".join(argv), tail)
 
-    def failed(self, result: Result, line: int, command: str, tail: str, *, network: bool) -> BuildFailed:
+    def failed(self, result: Result, line: int, command: str, tail: str) -> BuildFailed:
         shown = command if len(command) <= 300 else command[:297] + "..."
         message = f"cloud-init, {self.module}, line {line}: {shown}: {result.describe()}"
-        hint = None
-        if network and result.denied:
-            hint = f"the network's policy refused: {result.denied[0]}"
-        return BuildFailed(f"{message}\n{tail}" if tail else message, hint=hint)
+        return BuildFailed(f"{message}\n{tail}" if tail else message)
 
     async def watched(self, argv: Sequence[str], env: dict[str, str]) -> tuple[Result, str]:
         """Its result, and the end of what it printed on both ways, in the order in which it came."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from ..cloudspec import CloudInitSpec
 from ..engines.base import Engine
-from ..errors import SpecError, UnsupportedOperation
+from ..errors import BuildFailed, SpecError, UnsupportedOperation
 
 if TYPE_CHECKING:
     from ..controller import Stream
     from ..events import EventBus
     from ..live import Live
     from ..wire.fields import Fields
+    from .plan import Plan
 
 
 def check(cloud_init: CloudInitSpec | None, engine: Engine) -> None:
@@ -38,4 +39,16 @@ async def set_up(live: Live, cloud_init: CloudInitSpec, bus: EventBus) -> None:
     def tell(module: str) -> None:
         bus.emit(live.info.id, "cloud_init", module=module)
 
-    await apply(parse(cloud_init.text), cloud_init.text, ask, user=live.spec.run_user, tell=tell)
+    plan = parse(cloud_init.text)
+    try:
+        await apply(plan, cloud_init.text, ask, user=live.spec.run_user, tell=tell)
+    except BuildFailed as error:
+        raise BuildFailed(error.message, hint=error.hint or _refused(live, plan)) from error
+
+
+def _refused(live: Live, plan: Plan) -> str | None:
+    """What the network had to do with it, if it may have."""
+    if live.egress is not None:
+        denied = live.egress.log.denied_since(0)
+        return f"its network's policy refused: {denied[0]}" if denied else None
+    return "it has no network: allow=['@package-indexes'] gives it one" if plan.packages is not None else None

@@ -14,12 +14,13 @@ test -e /var/lib/dpkg/status && echo dpkg
 """
 _APT = ["apt-get", "--option=Dpkg::Options::=--force-confold", "--option=Dpkg::options::=--force-unsafe-io",
         "--assume-yes", "--quiet"]  # fmt: skip
+_STRICT = "--option=APT::Update::Error-Mode=any"  # else a list that could not be fetched is a warning
 
 
 def commands_for(wanted: Packages, found: Collection[str]) -> list[list[str]]:
     """``found``: the package managers that are there, and ``dpkg`` if there is its database."""
     if "apt-get" in found and "dpkg" in found:
-        return _steps(wanted, [*_APT, "update"], [*_APT, "dist-upgrade"], [*_APT, "install"], "=")
+        return _steps(wanted, [*_APT, _STRICT, "update"], [*_APT, "dist-upgrade"], [*_APT, "install"], "=")
     if "apk" in found:
         return _steps(wanted, ["apk", "update"], ["apk", "upgrade"], ["apk", "add"], "=")
     for name in ("dnf", "microdnf", "yum"):
