@@ -86,7 +86,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("held by", _holder(document)),
         ("image", spec["image"]),
         ("workdir", document["workdir"]),
-        ("user", spec["user"]),
+        ("user", spec["user"] or ("agent" if spec["image"] == "host" else "the image's, or agent")),
         ("age", age(document["created_at"])),
     ]
     if document["expires_at"] is not None:
