@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ..images import host
 
-_NEVER = ("/proc", "/sys", "/dev", "/run/sloplet", "/.sloplet")
+_NEVER = ("/proc", "/sys", "/dev", "/run/sloplet", "/.sloplet", "/tmp/.sloplet-code")
 _FOLDERS = ("/etc", "/run", "/tmp", "/home", "/home/agent", "/root", "/workspace")
 _NAME = rb"[A-Za-z0-9._-]{1,64}"
 _NAMING = {

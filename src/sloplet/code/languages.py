@@ -84,7 +84,7 @@ def launch(language: str, key: str, python: str | None = None) -> Launch:
     if language == "node":
         source = _source("kernel.js")
         return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key), source)
-    source = _source("kernel.sh").replace(b"SLOPLET_KEY", key.encode())
+    source = _source("kernel.sh").replace(b"@KEY@", key.encode())
     return Launch(("/bin/sh", "-c", _START_SHELL), source, {"PS1": "", "PS2": "", "ENV": "", "HISTFILE": ""})
 
 

@@ -6,14 +6,14 @@ command set +o history
 unset ENV HISTFILE
 sloplet_begin() {
   sloplet_cell=$1 sloplet_count=$((sloplet_count + 1))
-  printf '\036SLOPLET_KEY %s begin %s\n' "$1" "$sloplet_count" >&8
-  printf '\036SLOPLET_KEY %s begin\n' "$1" >&9
+  printf '\036@KEY@ %s begin %s\n' "$1" "$sloplet_count" >&8
+  printf '\036@KEY@ %s begin\n' "$1" >&9
 }
 sloplet_end() {
   sloplet_status=$?
   [ -n "$sloplet_cell" ] || return 0
-  printf '\036SLOPLET_KEY %s end %s\n' "$sloplet_cell" "$sloplet_status" >&8
-  printf '\036SLOPLET_KEY %s end\n' "$sloplet_cell" >&9
+  printf '\036@KEY@ %s end %s\n' "$sloplet_cell" "$sloplet_status" >&8
+  printf '\036@KEY@ %s end\n' "$sloplet_cell" >&9
   sloplet_cell=
 }
 # What exit and set -e end is the cell: bash hands its variables, functions and aliases on to its successor.
