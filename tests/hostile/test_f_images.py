@@ -268,7 +268,7 @@ def test_f05_inside(target: Target, busybox: Path) -> None:
             tried = box.run("/bin/busybox-suid cat /secret; /bin/busybox-suid id -u; ls -l /bin/busybox-suid")
             assert "root's" not in tried.stdout
             assert tried.stdout.startswith("1234\n-rwxr-xr-x")
-            assert box.run("cat /secret", user="root").stdout == "root's", "positive control: root can"
+            assert box.run("cat /secret", user="0").stdout == "root's", "positive control: root can"
     finally:
         with suppress(ImageError):
             store.remove("f05:test")
