@@ -352,6 +352,21 @@ def test_names_that_mean_something_in_a_layer_are_refused() -> None:
         build("FROM busybox:test\nRUN mkdir /x && touch /x/.wh.y\n")
 
 
+def test_a_file_of_holes_cannot_make_an_endless_layer() -> None:
+    with pytest.raises(
+        BuildFailed, match=r"line 2: the layer would be larger than 32 GiB, the limit: /big has 1099511"
+    ):
+        build("FROM busybox:test\nRUN dd if=/dev/null of=/big bs=1M seek=1M count=0\n")
+
+
+def test_deep_folders_and_long_names_are_kept() -> None:
+    built = build(
+        "FROM busybox:test\nRUN d=; for i in $(seq 60); do d=$d/$(printf '%050d' $i); mkdir $d; done; touch $d/end\n"
+        "RUN find / -xdev -name end | wc -c\n"
+    )
+    assert built.log[-1] == str(60 * 51 + len("/end\n"))
+
+
 def test_links_in_the_image_lead_nowhere_else(context: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -12,6 +12,8 @@
 ``layertar``     files -> a layer: deterministic tar and gzip
 ``commit``       what a sandbox changed -> a layer
 ``cache``        what was built before, by content
-``executor``     does it all; ``mounts``: RUN --mount
+``ground``       the layers that a stage has so far, and their files
+``stage``        one stage, step by step: ``copying``, ``running`` (``mounts``, ``unpacking``, ``distrust``)
+``executor``     stages as their needs allow
 ``image``        ``Image``; ``bootstrap``: a root filesystem out of a distribution's packages
 """

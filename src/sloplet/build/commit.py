@@ -17,7 +17,7 @@ from ..changes import made
 from ..changes.read import REMOVED, Entry, Listing
 from ..changes.stored import Contents, scan
 from ..controller import Controller
-from ..errors import BuildFailed, SlopletError
+from ..errors import BuildFailed, FileError, ProtocolError, SlopletError, SnapshotDamaged
 from ..fs import write_all
 from ..state.home import Home, unwritable
 from ..wire.mux import request
@@ -114,9 +114,12 @@ async def take_changes(controller: Controller, sandbox_id: str, spool: Spool) ->
 
 
 def read_changes(spool: Spool, complete: bool) -> tuple[Listing, Contents]:
-    """Blocking. ProtocolError, SnapshotDamaged."""
+    """Blocking. BuildFailed: the sandbox says what makes no sense, or too much."""
     spool.rewind()
-    return scan(spool, complete, "/")
+    try:
+        return scan(spool, complete, "/")
+    except (SnapshotDamaged, ProtocolError, FileError) as error:
+        raise BuildFailed(f"what the step's sandbox tells of its files cannot be used: {error.message}") from error
 
 
 def items_of(

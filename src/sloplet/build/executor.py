@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..controller import Controller
-from ..errors import BuildFailed, ImageError, ImageNotFound, RecipeInvalid, SpecError
+from ..errors import BuildFailed, ImageNotFound, RecipeInvalid, SpecError
 from ..finding import default_controller
 from ..images.config import ImageConfig
 from ..images.media import host_platform, parse_platform
@@ -22,19 +22,16 @@ from ..images.reference import parse as parse_reference
 from ..images.standard import refuse_standard
 from ..images.store import ImageStore, StoredImage
 from ..state.home import Home
-from .cache import BuildCache, Hit, key_of
-from .commit import Spool
+from .cache import BuildCache
 from .context import Folder, read_ignore
-from .copying import copy_items, folder_items, select
-from .dockerfile import Dockerfile, parse_trigger
+from .dockerfile import Dockerfile
 from .events import BuildEvent, OnBuildEvent, silent
 from .ground import Ground, record
-from .instructions import Copy, Instruction
-from .layertar import DEFAULT_EPOCH, Item, Layer, write_layer
+from .layertar import DEFAULT_EPOCH, Layer
 from .mounts import Mounts
 from .plan import Plan, PlannedStage, make_plan, platform_arguments
-from .running import RunSettings, network_facts, network_of, run
-from .scope import CopyWork, FolderWork, RunWork, Scope, Work
+from .running import RunSettings
+from .stage import Built, StageBuild
 
 T = TypeVar("T")
 _PARALLEL = 2
@@ -54,14 +51,6 @@ class BuildOptions:
     pull: bool = False
     platform: str | None = None
     epoch: int = DEFAULT_EPOCH
-
-
-@dataclass
-class _Built:
-    """A stage that is done."""
-
-    ground: Ground
-    config: ImageConfig
 
 
 class Builder:
@@ -125,7 +114,7 @@ class Builder:
         for folder in (*self._folders.values(), *([self._context] if self._context else [])):
             folder.close()
 
-    def _finish(self, built: _Built) -> StoredImage:
+    def _finish(self, built: Built) -> StoredImage:
         if not built.ground.layers:
             raise RecipeInvalid(
                 f"{self._dockerfile.name} makes an image without any file", hint="COPY something into it"
@@ -141,15 +130,15 @@ class Builder:
 
     # -- stages ------------------------------------------------------------------
 
-    async def _all(self, plan: Plan, defined: Mapping[str, str]) -> _Built:
+    async def _all(self, plan: Plan, defined: Mapping[str, str]) -> Built:
         """Each stage as soon as those are done that it needs; two at a time."""
         places = asyncio.Semaphore(_PARALLEL)
-        tasks: dict[int, asyncio.Task[_Built]] = {}
+        tasks: dict[int, asyncio.Task[Built]] = {}
 
-        async def one(planned: PlannedStage) -> _Built:
+        async def one(planned: PlannedStage) -> Built:
             done = {index: await asyncio.shield(tasks[index]) for index in sorted(planned.needs)}
             async with places:
-                return await _Stage(self, plan, planned, done, defined).build()
+                return await StageBuild(self, plan, planned, done, defined).build()
 
         for planned in plan.stages:
             tasks[planned.stage.index] = asyncio.ensure_future(one(planned))
@@ -260,195 +249,6 @@ class Builder:
     @property
     def context(self) -> Folder | None:
         return self._context
-
-
-class _Stage:
-    """One stage being built."""
-
-    def __init__(
-        self, builder: Builder, plan: Plan, planned: PlannedStage, done: Mapping[int, _Built],
-        defined: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        self._builder, self._planned, self._done = builder, planned, done
-        self._number = 0
-        self._history: list[dict[str, Any]] = []
-        self._leading = {**defined, **plan.arguments}
-
-    async def build(self) -> _Built:
-        base = self._planned.stage.base
-        ground, config = await self._step(base, self._base)
-        self._ground = ground
-        steps = list(self._planned.stage.steps)
-        if config.on_build:
-            triggers = [parse_trigger(text, base.image) for text in config.on_build]
-            _check_triggers(triggers, base)
-            steps = [*triggers, *steps]
-            self._builder.count(len(triggers))
-            config = config.changed(on_build=())
-        options = self._builder.options
-        self._scope = Scope(config, build_args=options.build_args, leading=self._leading, epoch=options.epoch)
-        for step in steps:
-            await self._step(step, lambda step=step: self._one(step))  # type: ignore[misc]
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(options.epoch))
-        config = self._scope.config.changed(history=(*config.history, *self._history), created=created)
-        return _Built(ground, config)
-
-    async def _step(self, step: Instruction, do: Callable[[], Any]) -> Any:
-        """Do it, and tell of it."""
-        self._number = self._builder.count()
-        self._cached = False
-        began = time.monotonic()
-        name = self._planned.stage.name
-        self._builder.tell(BuildEvent("begin", self._number, stage=name, text=step.line.text))
-        try:
-            result = await do()
-        except RecipeInvalid:
-            raise
-        except BuildFailed as error:
-            where = f"{step.line.name} line {step.line.number}: "
-            if error.message.startswith(f"{step.line.name} line "):
-                raise
-            raise BuildFailed(where + error.message, hint=error.hint) from error
-        except SpecError as error:
-            raise step.line.wrong(error.message, error.hint) from error
-        except ImageError as error:
-            where = f"{step.line.name} line {step.line.number}: "
-            raise type(error)(where + error.message, hint=error.hint) from error
-        seconds = time.monotonic() - began
-        self._builder.tell(BuildEvent("end", self._number, stage=name, cached=self._cached, seconds=seconds))
-        return result
-
-    def _log(self, line: str) -> None:
-        self._builder.tell(BuildEvent("log", self._number, stage=self._planned.stage.name, text=line))
-
-    async def _base(self) -> tuple[Ground, ImageConfig]:
-        planned = self._planned
-        if planned.base.stage is not None:
-            below = self._done[planned.base.stage]
-            self._cached = True
-            return self._builder.kept(below.ground.copy()), below.config
-        if planned.base.image is None:
-            ground = self._builder.ground(None)
-            return ground, ground.platform.changed(diff_ids=(), history=())
-        image = await self._builder.image(planned.base.image, planned.platform, self._log)
-        self._log(f"{planned.base.image} is {image.id}")
-        return self._builder.ground(image), image.config
-
-    async def _one(self, step: Instruction) -> None:
-        work = self._scope.take(step)
-        layer = None if work is None else await self._work(work)
-        options = self._builder.options
-        entry: dict[str, Any] = {
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(options.epoch)),
-            "created_by": (step.line.text if work is None else work.shown)[:4096],
-            "comment": "sloplet",
-        }
-        if layer is None:
-            entry["empty_layer"] = True
-        self._history.append(entry)
-
-    # -- steps that make layers ----------------------------------------------------
-
-    async def _work(self, work: Work) -> Layer | None:
-        if isinstance(work, RunWork):
-            return await self._run(work)
-        if isinstance(work, CopyWork):
-            return await self._copy(work)
-        assert isinstance(work, FolderWork)
-        key = key_of(self._ground.chain, {"folder": work.path, "owner": work.owner})
-        return await self._cached_or(key, lambda spool: folder_items(work, self._ground))
-
-    async def _run(self, work: RunWork) -> Layer | None:
-        builder = self._builder
-        settings = builder.options.settings
-        network = network_of(work, settings)
-        mounted = await builder.mounts.prepare(work, self._folder_of)
-        facts = {
-            "run": work.argv, "script": work.script, "env": work.env, "user": work.user, "workdir": work.workdir,
-            "network": network_facts(network), "mounts": mounted.facts,
-        }  # fmt: skip
-
-        async def make(spool: Spool) -> list[Item]:
-            tree = await self._ground.tree()
-            controller = await builder.controller()
-            return await run(work, tree, settings, controller, builder.home, spool, mounted, self._log)
-
-        return await self._cached_or(key_of(self._ground.chain, facts), make)
-
-    async def _folder_of(self, name: str | None) -> Folder:
-        """Where COPY --from and mounts take files from."""
-        if name is None:
-            if self._builder.context is None:
-                raise BuildFailed("this build has no context to copy from", hint="give it a folder")
-            return self._builder.context
-        return (await (await self._ground_of(name)).tree()).folder
-
-    async def _ground_of(self, name: str) -> Ground:
-        origin = self._planned.origins[name]
-        if origin.stage is not None:
-            return self._done[origin.stage].ground
-        assert origin.image is not None
-        image = await self._builder.image(origin.image, None, self._log)
-        return await self._builder.image_ground(image)
-
-    async def _copy(self, work: CopyWork) -> Layer | None:
-        facts: dict[str, Any] = {
-            "copy": work.sources, "target": work.target, "chown": work.chown, "chmod": work.chmod,
-            "unpack": work.unpack, "parents": work.parents, "exclude": work.exclude, "files": work.files,
-        }  # fmt: skip
-        quick = None
-        if work.origin is not None:  # the origin's layers tell what is in it: no need to read its files
-            quick = key_of(self._ground.chain, {**facts, "origin": (await self._ground_of(work.origin)).chain})
-            hit = await self._look_up(quick)
-            if hit is not None:
-                return self._hit(hit)
-        folder = await self._source(work)
-        where = "the context" if work.origin is None else work.origin
-        selection = await asyncio.to_thread(select, work, folder, where if work.folder is None else work.folder)
-        facts["content"] = selection.digest
-        layer = await self._cached_or(
-            key_of(self._ground.chain, facts), lambda spool: copy_items(work, selection, self._ground, spool)
-        )
-        if quick is not None:
-            await asyncio.to_thread(self._builder.cache.put, quick, layer)
-        return layer
-
-    async def _source(self, work: CopyWork) -> Folder | None:
-        if work.folder is not None:
-            return await asyncio.to_thread(self._builder.folder, work.folder)
-        return await self._folder_of(work.origin) if work.sources else None
-
-    async def _look_up(self, key: str) -> Hit | None:
-        if self._builder.options.no_cache:
-            return None
-        return await asyncio.to_thread(self._builder.cache.get, key)
-
-    def _hit(self, hit: Hit) -> Layer | None:
-        self._cached = True
-        self._ground.add(hit.layer, None)
-        return hit.layer
-
-    async def _cached_or(self, key: str, make: Callable[[Spool], Any]) -> Layer | None:
-        hit = await self._look_up(key)
-        if hit is not None:
-            return self._hit(hit)
-        builder = self._builder
-        with Spool(builder.home) as spool:
-            items: list[Item] = await make(spool)
-            layer = None
-            if items:
-                layer = await asyncio.to_thread(
-                    write_layer, items, builder.store.blobs, epoch=builder.options.epoch, check=builder.check
-                )
-        self._ground.add(layer, [replace(item, data=None) for item in items])
-        await asyncio.to_thread(builder.cache.put, key, layer)
-        return layer
-
-
-def _check_triggers(triggers: Sequence[Instruction], base: Instruction) -> None:
-    for trigger in triggers:
-        if isinstance(trigger, Copy) and trigger.origin is not None:
-            raise base.line.wrong("the image has an ONBUILD with --from, which is not supported")
 
 
 def parse_tags(texts: Sequence[str]) -> tuple[Reference, ...]:

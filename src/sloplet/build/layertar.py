@@ -15,12 +15,14 @@ from typing import Any
 from ..archive.tarwrite import END, header, padding
 from ..errors import BuildFailed
 from ..images.blobs import BlobStore, BlobWriter
+from ..images.extract import UnpackLimits
 from ..images.media import OCI_LAYER, Descriptor
 
 #: 1980-01-01: ZIP knows no earlier time, and programs that zip an image's files would fail.
 DEFAULT_EPOCH = 315532800
 WHITEOUT = ".wh."
 GZIP_LEVEL = 4
+MAX_BYTES = UnpackLimits().bytes  #: of all files of a layer
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 _PIECE = 1 << 18
 
@@ -96,6 +98,7 @@ def arranged(items: Iterable[Item]) -> list[Item]:
         by_path[item.path] = item
     ordered = [by_path[path] for path in sorted(by_path, key=_order)]
     _check_tree(by_path)
+    _check_size(ordered)
     first: dict[str, str] = {}  # the path that has the content -> the first of its names
     for item in ordered:
         root = item.link if item.kind == "hardlink" else item.path
@@ -115,6 +118,18 @@ def _relinked(item: Item, by_path: dict[str, Item], first: dict[str, str]) -> It
     if first[item.link] == item.path:
         return replace(content, path=item.path)
     return replace(item, link=first[item.link])
+
+
+def _check_size(items: list[Item]) -> None:
+    """A sparse file is as large as it says, in a tar; nobody could unpack it."""
+    total = 0
+    for item in items:
+        total += item.size
+        if total > MAX_BYTES:
+            raise BuildFailed(
+                f"the layer would be larger than {MAX_BYTES >> 30} GiB, the limit: /{item.path} has {item.size} bytes",
+                hint="remove what is not needed in the same step",
+            )
 
 
 def _check_tree(by_path: dict[str, Item]) -> None:
