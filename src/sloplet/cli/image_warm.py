@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.argument("image", metavar="[IMAGE]", default="sloplet/code")
 @click.option("--template", metavar="NAME", help="What the template is called. [default: the image's name, with a -]")
-@click.option("--memory", metavar="SIZE", help="Memory of the sandboxes that start from it. [default: 1g]")
+@click.option("--memory", metavar="SIZE", help="Memory of the sandboxes that start from it. [default: 512m]")
 @json_option
 def command(image: str, template: str | None, memory: str | None, as_json: bool) -> None:
     """Make a template of a standard image whose Python has already imported numpy, pandas and matplotlib.

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ..controller import Controller, Snapshot
     from ..images.store import StoredImage
 
-#: What their steps need at least: compilers and wheels are larger than what a sandbox has by default.
-_LIMITS = {"memory": "2g", "disk": "8g"}
-
 
 def recipe(name: str) -> ModuleType:
     if name not in STANDARD:
@@ -43,7 +40,7 @@ async def build(
     options: dict[str, Any] = {"no_cache": no_cache, "on_event": on_event, "engine": engine, **limits}
     if needs := getattr(found, "NEEDS", None):
         await build(needs, **options)
-    image: StoredImage = await found.image().build_async([name, *tags], **{**_LIMITS, **options})
+    image: StoredImage = await found.image().build_async([name, *tags], **options)
     return image
 
 
@@ -63,8 +60,7 @@ async def warm(name: str, controller: Controller, *, template: str | None = None
         raise SpecError(f"{name} has nothing to warm up", hint="`sloplet image warm sloplet/code`")
     called = template or template_name(name)
     # With a network that reaches nothing: who starts from the template may then ask for one that does.
-    settings: dict[str, Any] = {"memory": "1g", **limits}
-    box = AsyncSandbox(image=name, engine="gvisor", network=Network(), controller=controller, **settings)
+    box = AsyncSandbox(image=name, engine="gvisor", network=Network(), controller=controller, **limits)
     async with box:
         result = await box.code(code, timeout=300)
         if result.error is not None:
