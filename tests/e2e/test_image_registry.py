@@ -256,6 +256,8 @@ def test_whom_to_trust(private: RealRegistry, plain: RealRegistry, here: Here) -
     here.knows(plain)
     with pytest.raises(ImageNotFound, match="has no team/nothing v9"):
         here.pull(f"{plain.host}/team/nothing:v9")
+    with pytest.raises(RegistryUnavailable, match="cannot be reached: Connection refused"):
+        here.pull("127.0.0.1:1/x")
 
 
 def test_a_mirror_of_docker_hub(plain: RealRegistry, made: Path, here: Here) -> None:
@@ -356,6 +358,8 @@ def test_the_verbs(plain: RealRegistry, made: Path, here: Here, tmp_path: Path) 
     assert again["id"] == facts["id"]
     assert "docker.io/library/again:1" in again["references"]
     assert sloplet("import", str(tmp_path / "out"), "--quiet").stdout == facts["id"] + "\n"
+    unnamed = sloplet("push", facts["id"][7:19], "--insecure", "--json", check=False)
+    assert "say what to push it as" in json.loads(unnamed.stderr)["message"]
     piped = subprocess.run([sys.executable, "-m", "sloplet.cli", "image", "export", name, "-"], capture_output=True)
     assert piped.stdout == (tmp_path / "out.tar").read_bytes()
 

@@ -198,6 +198,11 @@ def _wrong_layer(registry: RudeRegistry, made: Made) -> None:
     registry.will(made.layers[0], Reply(200, _garbled(made.blobs[made.layers[0]])))
 
 
+def _said_nothing(registry: RudeRegistry, made: Made) -> None:
+    registry.blobs[digest(b"{}")] = b"{}"
+    _described("config", size=2, digest=digest(b"{}"))(registry, made)
+
+
 def _stalled_layer(registry: RudeRegistry, made: Made) -> None:
     reply = Reply(200, stall=True, length=len(made.blobs[made.layers[0]]))
     registry.will(made.layers[0], *[reply] * 9)
@@ -259,6 +264,8 @@ WRONG: list[tuple[str, Break, type[SlopletError], str]] = [
     ("config without layers", _other_config({"rootfs": {}}), ImageInvalid, "do not belong together"),
     ("config with NUL", _other_config({"config": {"Env": ["A=\0"]}}), ImageInvalid, "NUL"),
     ("config is no object", _other_config({"config": []}), ImageInvalid, "no object"),
+    ("empty config", _described("config", size=0, digest=digest(b"")), ImageInvalid, "no JSON"),
+    ("config says nothing", _said_nothing, ImageInvalid, "do not belong together"),
     ("config of 100 MB", _described("config", size=100_000_000), ImageInvalid, "100000000 bytes"),
     ("config without end", _endless_config, ImageInvalid, "more than the"),
     ("wrong digest", _wrong_layer, ImageInvalid, "its digest is"),
@@ -281,7 +288,7 @@ def test_what_goes_wrong_is_told_and_leaves_nothing(
         with pytest.raises(error, match=text) as caught:
             await this.pull()
         assert type(caught.value) is error
-        this.nothing_is_here(*before[1], *this.registry.blobs)
+        this.nothing_is_here(*before[1], *this.registry.blobs, digest(b""))
 
         this.registry.script.clear()
         this.registry.manifests, this.registry.blobs = before

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from ..errors import SpecError
 from .image_pull import registry_options
 from .imagebars import Bars
 from .options import Verb
@@ -28,9 +29,9 @@ def command(image: str, reference: str | None, insecure: bool, quiet: bool, as_j
     """
     from ..images.reference import parse
 
-    target = parse(reference or image)
+    target = parse(reference or image.removeprefix("sha256:"))
     began = time.monotonic()
-    digest = finish(_push(image, str(target), insecure, quiet or as_json), _look)
+    digest = finish(_push(image, str(target), reference is not None, insecure, quiet or as_json), _look)
     seconds = time.monotonic() - began
     if as_json:
         print_json({"reference": str(target), "digest": digest, "seconds": round(seconds, 3)})
@@ -40,7 +41,7 @@ def command(image: str, reference: str | None, insecure: bool, quiet: bool, as_j
         click.echo(f"{target.familiar}: {digest} in {seconds:.1f} s")
 
 
-async def _push(image: str, reference: str, insecure: bool, quiet: bool) -> str:
+async def _push(image: str, reference: str, named: bool, insecure: bool, quiet: bool) -> str:
     from ..images.push import push
     from ..images.reference import parse
     from ..images.store import ImageStore
@@ -49,7 +50,10 @@ async def _push(image: str, reference: str, insecure: bool, quiet: bool) -> str:
     store = ImageStore(Home())
     try:
         with Bars(quiet=quiet) as bars:
-            return await push(store.find(image), parse(reference), store, insecure=insecure, progress=bars)
+            found = store.find(image)
+            if not named and reference not in found.references:
+                raise SpecError(f"{image!r} is no name of that image: say what to push it as", hint="IMAGE REFERENCE")
+            return await push(found, parse(reference), store, insecure=insecure, progress=bars)
     finally:
         store.close()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -294,15 +296,33 @@ class RegistryClient:
             )
         if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError)):
             return RegistryError(f"{host} sent us somewhere that cannot be asked: {text[:200]}")
+        hint = "is the name right, and the network up?"
         if isinstance(error, httpx.ConnectTimeout):
             why = f"did not answer within {self.patience.connect:.0f} s"
         elif isinstance(error, httpx.TimeoutException):
             why = f"stalls: nothing came for {self.patience.silence:.0f} s"
         elif isinstance(error, httpx.ConnectError):
-            why = f"cannot be reached: {text[:200]}"
+            cause = _cause(error)
+            final = RegistryUnavailable(f"{host} cannot be reached: {cause.strerror or text[:200]}", hint=hint)
+            refused = isinstance(cause, ConnectionRefusedError) and self.endpoint.loopback
+            unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
+            return final if refused or unknown else Transient(final)  # waiting does not help those
         else:
             why = f"cut the connection: {text[:200]}"
-        return Transient(RegistryUnavailable(f"{host} {why}", hint="is the name right, and the network up?"))
+        return Transient(RegistryUnavailable(f"{host} {why}", hint=hint))
+
+
+def _cause(error: BaseException) -> OSError:
+    """The system's own word for it, below those of three libraries."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, socket.gaierror):
+            return below
+        if isinstance(below, OSError) and below.errno:
+            return OSError(below.errno, os.strerror(below.errno))
+        several = below.exceptions if isinstance(below, BaseExceptionGroup) else ()  # one for each address tried
+        below = several[0] if several else below.__cause__ or below.__context__
+    return OSError()
 
 
 class BlobMissing(RegistryError):
