@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import Terminal
 
 from registry_kit import PASSWORD, USER, RealRegistry, busybox_root, layout_of, needs, real_registry, run
 from rude_registry import Reply, RudeRegistry, layer_tar, make_image
@@ -383,6 +384,33 @@ def test_errors_of_the_verbs(words: tuple[str, ...], error: str, plain: RealRegi
     assert done.returncode == 125
     assert done.stdout == ""
     assert json.loads(done.stderr)["error"] == error
+
+
+def test_bars_on_a_terminal(plain: RealRegistry, made: Path, here: Here) -> None:
+    plain.skopeo("copy", f"oci:{made}:v1", f"docker://{plain.host}/cli/bars:v1")
+    with Terminal("image", "pull", f"{plain.host}/cli/bars:v1", "--insecure") as terminal:
+        assert terminal.wait() == 0
+        assert b"download" in terminal.seen
+        assert b"2 layers" in terminal.seen
+        assert terminal.modes_restored()
+
+
+def test_an_interrupted_pull_says_what_is_there(here: Here) -> None:
+    async def work() -> None:
+        async with RudeRegistry() as registry:
+            made = registry.add(make_image(layer_tar({"bin/sh": os.urandom(3 << 20)})), "v1")
+            data = made.blobs[made.layers[0]]
+            registry.will(made.layers[0], Reply(200, data[: 2 << 20], length=len(data), stall=True))
+            partial = here.store.blobs.partial / made.layers[0].replace(":", "-")
+            with Terminal("image", "pull", f"{registry.host}/app:v1", "--insecure") as terminal:
+                while not (partial.exists() and partial.stat().st_size):
+                    await asyncio.sleep(0.01)
+                os.write(terminal.fd, b"\x03")
+                assert await asyncio.to_thread(terminal.wait) == 130
+                assert b"What has come is kept" in terminal.seen
+            assert partial.read_bytes() == data[: partial.stat().st_size]
+
+    asyncio.run(work())
 
 
 def test_a_pull_that_is_killed_goes_on(here: Here) -> None:
