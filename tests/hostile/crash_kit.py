@@ -106,7 +106,26 @@ def _whole(settings: dict[str, Any]) -> None:
     atexit._run_exitfuncs()
 
 
+def _add_image() -> Any:
+    """An image of two layers into the store, in pieces, as downloads come."""
+    import image_crash
+
+    return image_crash.add()
+
+
+def _unpacked_image() -> Any:
+    import image_crash
+
+    image = image_crash.resolve(image_crash.add())
+    image_crash.settle()
+    return image
+
+
 OPS = {
+    "image-add": Op("library", act=lambda _: _add_image()),
+    "image-unpack": Op("library", _add_image, lambda image: sys.modules["image_crash"].resolve(image)),
+    "image-rm": Op("library", _unpacked_image, lambda image: sys.modules["image_crash"].remove(image)),
+    "image-prune": Op("library", _unpacked_image, lambda _: sys.modules["image_crash"].prune()),
     "first": Op("library", act=lambda _: _whole({}), fresh=True),
     "first-process-rung": Op("library", act=lambda _: _whole({"engine": "process"}), fresh=True),
     "create": Op("library", act=lambda _: _started()),
@@ -364,8 +383,8 @@ def files_of(home: Path) -> Iterator[str]:
 def _expected(name: str) -> bool:
     if name in _KEPT or (name.startswith("cache/") and "/." not in name):
         return True
-    parts = name.split("/")  # a published image
-    return parts[0] == "images" and len(parts) > 1 and len(parts[1]) == 64
+    parts = name.split("/")  # a published image, blobs and layers: see image_crash
+    return parts[0] == "images" and len(parts) > 1 and (len(parts[1]) == 64 or parts[1] in ("blobs", "layers"))
 
 
 def _records() -> tuple[list[tuple[str, str | None, str]], list[str]]:
@@ -450,6 +469,8 @@ def _point(name: str, request: dict[str, Any], folder: Path, number: int) -> dic
         broken.append(f"no typed error: {report['said']}")
     broken += _judge(name, op, report)
     broken += left_over(before, home, op)
+    if name.startswith("image-"):
+        broken += _answer(lambda: sys.modules["image_crash"].broken())
     if name == "unpack":
         broken += _image_broken(home)
         for path in [*(home / "images").iterdir(), *(home / "cache").glob("tar-*")]:
@@ -477,6 +498,8 @@ def _warm_up() -> None:
 
 
 def _main_modules() -> None:
+    import image_crash  # noqa: F401
+
     from sloplet.cli import main
 
     for module, _ in main.VERBS.values():
