@@ -118,7 +118,12 @@ RULES = [
     ("holder", ["cli", "sync", "sandbox", "keeper", "testing"], "and so is what it stands on"),
     ("timeline", ["cli", "sync", "sandbox", "keeper", "testing"], "and its live state"),
     ("pools", ["cli", "sync", "sandbox", "keeper", "testing"], "and its pools"),
-    ("images", ["runtime", "engines.registry", "cli", "sandbox", "keeper"], "images know no sandboxes"),
+    ("images", ["runtime", "engines.registry", "cli", "sandbox", "keeper", "build"], "images know no sandboxes"),
+    *(
+        (f"build.{part}", ["engines", "wire", "controller", "runtime", "state", "sandbox", "fs"], "recipes are pure")
+        for part in ("words", "lines", "instructions", "dockerfile", "plan", "scope", "ignore")
+    ),
+    ("build", ["cli", "sync", "runtime", "holder", "keeper"], "builds know their Controller only"),
     ("", ["testing"], "the suite is for tests only"),
 ]
 
