@@ -74,6 +74,13 @@ class AsyncCode:
             return replace(error.partial, error=replace(failed, message=message), restarted=True)
 
     async def _cell(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
+        if kernel.language != "shell":
+            return await self._sent(kernel, code, wishes)
+        # What a shell has read ahead it may forget when it is interrupted: ours wait here for their turn.
+        async with self._kernels.turn(f"{kernel.name} cells"):
+            return await self._sent(kernel, code, wishes)
+
+    async def _sent(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
         cell = new_cell()
         raw = languages.check_code(kernel.language, code)
         request = languages.request(kernel.language, kernel.key, cell, raw)

@@ -39,13 +39,21 @@ METHODS = (
 )  # fmt: skip
 
 
+def away(fd: int) -> int:
+    """A copy of a descriptor where user code will not stumble over it: high up, if so many may be open."""
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100)
+    except OSError:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
 class Wire:
     """Frames to the host, and lines from it. The descriptors are our own, away from what user code uses."""
 
     def __init__(self) -> None:
-        import fcntl
-
-        self.requests, self.out, self.err = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (0, 1, 2))
+        self.requests, self.out, self.err = away(0), away(1), away(2)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -395,7 +403,8 @@ def explained(error: BaseException) -> tuple[str, str, str]:
 
 def run(source: str, name: str) -> BaseException | None:
     """Run a cell; the error that ended it, if one did. Its value and figures are published."""
-    linecache.cache[name] = (len(source), None, [line + "\n" for line in source.split("\n")], name)
+    if len(source) < MOST_TEXT:  # for tracebacks; kept as long as the kernel lives
+        linecache.cache[name] = (len(source), None, [line + "\n" for line in source.split("\n")], name)
     try:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)

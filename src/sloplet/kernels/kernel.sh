@@ -27,7 +27,7 @@ sloplet_state() {
 }
 sloplet_leave() {
   sloplet_end
-  exec bash --noprofile --noediting --rcfile <(sloplet_state) -i <&7 1>&8 2>/dev/null
+  eval 'exec bash --noprofile --noediting --rcfile <(sloplet_state) -i <&7 1>&8 2>/dev/null' # what sh cannot even read
 }
 [ -z "$BASH_VERSION" ] || trap sloplet_leave EXIT
 exec 2>&9
