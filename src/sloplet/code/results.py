@@ -11,6 +11,7 @@ from typing import Any
 SUFFIXES = {
     "text/plain": "txt", "text/html": "html", "text/markdown": "md", "text/latex": "tex", "image/png": "png",
     "image/jpeg": "jpg", "image/svg+xml": "svg", "application/json": "json", "application/javascript": "js",
+    "application/pdf": "pdf",
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ METHODS = (
     ("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown"), ("_repr_svg_", "image/svg+xml"),
     ("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_latex_", "text/latex"),
     ("_repr_json_", "application/json"), ("_repr_javascript_", "application/javascript"),
+    ("_repr_pdf_", "application/pdf"),
 )  # fmt: skip
 
 
