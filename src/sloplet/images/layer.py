@@ -92,7 +92,7 @@ def unpack_layer(
     links: list[tuple[bytes, bytes]] = []
     extractor = _LayerExtractor(root_fd, limits, owners)
     with Ahead(packed) as ahead, extractor:
-        reader = TarReader(ahead)
+        reader = TarReader(ahead, may_end=True)  # its digest is known
         told = 0
         for entry in reader:
             extractor.add(entry, reader)

@@ -55,10 +55,15 @@ class Entry:
 
 
 class TarReader:
-    """Entries in order; after each, ``data()`` may be used once, what is not read is skipped."""
+    """Entries in order; after each, ``data()`` may be used once, what is not read is skipped.
 
-    def __init__(self, source: Source) -> None:
+    ``may_end``: it may end behind any member's data, without padding and without the blocks of zeros that mark the end
+    (layers of ``umoci insert`` do). For tars whose digest is known: of others it would hide that they were cut.
+    """
+
+    def __init__(self, source: Source, *, may_end: bool = False) -> None:
         self._source = source
+        self._may_end = may_end
         self._left = 0  # bytes of the current member's data not yet read
         self._padding = 0
 
@@ -81,11 +86,11 @@ class TarReader:
             yield piece
         if self._padding:
             padding, self._padding = self._padding, 0
-            self._exactly(padding)
+            self._exactly(padding, may_end=self._may_end)
 
     def _header(self) -> bytes | None:
-        block = self._exactly(BLOCK)
-        if block == _ZEROS:
+        block = self._exactly(BLOCK, may_end=self._may_end)
+        if not block or block == _ZEROS:
             return None  # the end; a second block of zeros follows, or should
         stored = _number(block[148:156], "checksum")
         if stored != sum(block) - sum(block[148:156]) + 8 * 32:
@@ -97,10 +102,13 @@ class TarReader:
         self._left = size
         self._padding = -size % BLOCK
 
-    def _exactly(self, count: int) -> bytes:
+    def _exactly(self, count: int, *, may_end: bool = False) -> bytes:
+        """``may_end``: or nothing."""
         piece = self._source.read(count)
         if len(piece) == count:
             return piece
+        if may_end and not piece:
+            return b""
         parts = []
         while True:
             if not piece:
