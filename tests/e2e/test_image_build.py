@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -459,6 +460,50 @@ def test_a_dockerfile_in_python_with_more_steps(context: Path) -> None:
     (context / "Dockerfile").write_text("FROM busybox:test AS a\nCOPY src /src\nFROM busybox:test\nRUN false\n")
     image = Image.dockerfile(context, target="a").run("cat /src/a.txt > /b")
     assert output(image.build(), "cat /b") == "a\n"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    """A line of apt's sources for an archive of one package."""
+    from registry_kit import needs
+
+    needs("mmdebstrap")
+    needs("dpkg-deb")
+    package, place = tmp_path / "package", tmp_path / "archive"
+    (package / "DEBIAN").mkdir(parents=True)
+    (package / "usr/bin").mkdir(parents=True)
+    place.mkdir()
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(folder.stat().st_mode | 0o055)  # apt downloads as a user of its own
+    control = "Package: tiny\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.com>\nDescription: x\n"
+    (package / "DEBIAN/control").write_text(control)
+    (package / "usr/bin/tiny").write_text("#!/bin/sh\necho tiny\n")
+    subprocess.run(["dpkg-deb", "-b", package, place / "tiny.deb"], check=True, capture_output=True)
+    data = (place / "tiny.deb").read_bytes()
+    facts = f"Filename: ./tiny.deb\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n\n"
+    (place / "Packages").write_text(control + facts)
+    return f"deb [trusted=yes] copy://{place} ./"
+
+
+def test_bootstrap_of_packages(archive: str) -> None:
+    image = Image.bootstrap("debian:bookworm", packages=["tiny"], variant="extract", mirror=archive)
+    events: list[BuildEvent] = []
+    first = image.build("bootstrapped:1", on_event=events.append)
+    (layer,) = layers(first)
+    assert layer["usr/bin/tiny"].mode == 0o644
+    assert not [name for name in layer if name.startswith("dev")]
+    assert any("extracting archives" in event.text for event in events)
+    again = image.build(on_event=(events := []).append)
+    assert again.id == first.id
+    assert next(event.cached for event in events if event.kind == "end")
+    assert image.build(no_cache=True).manifest == first.manifest
+
+
+def test_bootstrap_of_what_is_not_there(archive: str) -> None:
+    image = Image.bootstrap("debian:bookworm", packages=["tinny"], variant="extract", mirror=archive)
+    with pytest.raises(BuildFailed, match="Unable to locate package tinny"):
+        image.build()
 
 
 def test_bootstrap_without_mmdebstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ _SUITE_RE = re.compile(r"[a-z][a-z0-9-]{1,40}\Z")
 _PACKAGE_RE = re.compile(r"[a-z0-9][a-z0-9+.-]*\Z")
 _VARIANTS = ("extract", "custom", "essential", "apt", "required", "minbase", "buildd", "important", "debootstrap",
              "standard")  # fmt: skip
+_MIRROR_RE = re.compile(r"(?:(?:https?|file|copy)://\S+|deb (?:\[[^\]\n]*\] )?\S+(?: [^\s\[\]]+)+)\Z")
 _LISTS = Path("/var/lib/apt/lists")
 _GRACE = 10.0
 
@@ -69,8 +70,11 @@ class Bootstrap:
                 raise SpecError(f"{str(package)[:80]!r} is no package", hint="for example python3")
         if variant not in _VARIANTS:
             raise SpecError(f"variant={variant[:80]!r} is not known", hint=f"one of {', '.join(_VARIANTS)}")
-        if mirror is not None and not re.match(r"(https?|file)://[^\s]+\Z", mirror):
-            raise SpecError(f"mirror={mirror[:80]!r} is no address", hint="for example http://deb.debian.org/debian")
+        if mirror is not None and not _MIRROR_RE.match(mirror):
+            raise SpecError(
+                f"mirror={mirror[:80]!r} is neither an address nor a line of apt's sources",
+                hint="for example http://deb.debian.org/debian",
+            )
         return Bootstrap(name, suite, tuple(sorted(set(packages))), variant, mirror)
 
     @property

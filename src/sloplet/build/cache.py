@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from .layertar import Layer
 VERSION = 1  #: of what a key is made of: a change of how steps are done changes it
 _PREFIX = "build-"
 _MAX_BYTES = 4096
+_MONTH = 30 * 86400
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,17 @@ class BuildCache:
                 os.close(folder)
         except OSError as error:
             raise unwritable(self._home.cache, error) from error
+
+    def tidy(self) -> int:
+        """Forget steps that nobody asked for in a month; how many. What a killed process left half written goes too."""
+        before, count = time.time() - _MONTH, 0
+        with suppress(OSError), os.scandir(self._home.cache) as entries:
+            for entry in entries:
+                if entry.name.lstrip(".").startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before:
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+                        count += 1
+        return count
 
 
 def _parse(data: bytes) -> Hit | None:

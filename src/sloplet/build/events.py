@@ -11,11 +11,11 @@ from typing import Any
 class BuildEvent:
     """Something that happened. Steps are counted over all stages that are built, from 1."""
 
-    kind: str  #: begin, log, progress, end (of a step); done (of the build)
+    kind: str  #: begin, log, end (of a step); done (of the build)
     step: int = 0
     total: int = 0
     stage: str = ""  #: its name or number
-    text: str = ""  #: begin: the instruction; log: a line of output; progress: what is being done; done: the image's id
+    text: str = ""  #: begin: the instruction; log: a line of output; done: the image's id
     cached: bool = False  #: end: it had been done before
     seconds: float = 0.0  #: end, done: how long it took
 

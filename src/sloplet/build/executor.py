@@ -97,6 +97,7 @@ class Builder:
             stack.callback(self._stop.set)
             built = await self._all(plan, defined)
             image = await asyncio.to_thread(self._finish, built)
+            await asyncio.to_thread(self._cache.tidy)
         self._on_event(BuildEvent("done", self._total, self._total, text=image.id, seconds=time.monotonic() - began))
         return image
 
@@ -197,7 +198,9 @@ class Builder:
         loop = asyncio.get_running_loop()
 
         def progress(part: ImageProgress) -> None:
-            if part.stage in ("resolve", "done") and part.text:
+            if part.stage == "download" and part.total is not None and part.done >= part.total:
+                loop.call_soon_threadsafe(tell, f"got {part.key[:19]}, {part.total} bytes")
+            elif part.stage == "resolve" and part.text:
                 loop.call_soon_threadsafe(tell, part.text)
 
         wanted = platform or self._options.platform

@@ -128,7 +128,8 @@ class Image:
         from .indexes import npm_environment
 
         words = _words("npm", packages)
-        return self._install(words, f"npm install -g --no-audit --no-fund {shlex.join(words)}", npm_environment())
+        command = f"npm install -g --no-audit --no-fund {shlex.join(words)} && rm -rf /tmp/.npm"
+        return self._install(words, command, npm_environment())
 
     def _install(self, packages: Sequence[str], command: str, env: Mapping[str, str]) -> Image:
         if not packages:

@@ -30,7 +30,7 @@ from .scope import CopyWork, RunWork
 from .unpacking import unpack_items
 
 FolderOf = Callable[[str | None], Awaitable[Folder]]
-_NAME_RE = re.compile(r"[^A-Za-z0-9_.-]+")
+_NAME_RE = re.compile(r"[^A-Za-z0-9_-]+")
 _BUSY_PAUSE = 0.5
 
 
@@ -184,7 +184,7 @@ def _number(work: RunWork, mount: Mount, key: str) -> int | None:
 
 def cache_name(text: str) -> str:
     """The name of the volume that a cache is, by its id or target."""
-    short = _NAME_RE.sub("-", text).strip("-.")[-24:].lstrip("-.") or "root"
+    short = _NAME_RE.sub("-", text)[-24:].strip("-") or "root"
     return f"build-cache-{short}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
