@@ -402,6 +402,19 @@ class TestContexts:
         assert portal().call(other()) == ["5", "6"]
         assert box.code("shared").text == "6"
 
+    def test_clients_that_come_together_start_one_kernel(self, box: Sandbox) -> None:
+        box.contexts.remove("python")
+
+        async def together() -> list[str | None]:
+            info = await box._inner.info()
+            clients = [AsyncSandbox._adopt(box._inner._controller, info) for _ in range(4)]  # type: ignore[arg-type]
+            cell = "count = globals().get('count', 0) + 1; count"
+            return [one.text for one in await asyncio.gather(*(client.code(cell) for client in clients))]
+
+        from sloplet.portal import portal
+
+        assert sorted(map(str, portal().call(together()))) == ["1", "2", "3", "4"]
+
 
 class TestShell:
     def run(self, box: Sandbox, cell: str, **more: object) -> CodeResult:

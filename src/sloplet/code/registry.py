@@ -40,6 +40,7 @@ _TAG = re.compile(r"sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _MAX_SETTINGS = 256 * 1024
 _TRUSTED = 1.0  # seconds for which a kernel that was there is taken to be there still
+_STARTING = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # how long one may be between its settings and its process
 _BORN = 10.0  # how long another client may take to start what it has begun
 
 
@@ -150,15 +151,20 @@ class Registry:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def look(self, name: str) -> CodeContext | None:
-        """What there is by that name; one that runs is in ``_known`` then."""
-        for context in _contexts(await self._processes(), self.known, asyncio.get_running_loop().time()):
-            if context.name == name:
-                return context
-        self.known.pop(name, None)
-        settings = await self.settings(name)
-        if settings is None:
-            return None
-        return _lost(name, settings)
+        """What there is by that name; one that runs is in ``known`` then. What has settings and no process may just be
+        starting, for another client: that is waited for."""
+        settings: Settings | None = None
+        for pause in (*_STARTING, None):
+            now = asyncio.get_running_loop().time()
+            for context in _contexts(await self._processes(), self.known, now):
+                if context.name == name:
+                    return context
+            self.known.pop(name, None)
+            settings = await self.settings(name)
+            if settings is None or pause is None:
+                break
+            await asyncio.sleep(pause)
+        return None if settings is None else _lost(name, settings)
 
     async def begin(self, name: str, settings: Settings) -> Kernel:
         """Whoever makes the file with the settings starts the kernel; others wait for it."""
