@@ -29,6 +29,7 @@ from .live import (
 )
 from .netstart import check_served, environment, furnish
 from .networks import with_authority, with_denied, with_placeholders
+from .owning import give_owners
 from .spec import SandboxSpec
 from .state.home import Home, remove_log
 from .state.locks import Owner
@@ -213,6 +214,8 @@ class Holder:
             live = Live(info, owner, origin.engine, instance, mux, origin.spec, image, place)
             live.egress, live.volumes = egress, volumes
             live.used = asyncio.get_running_loop().time()
+            if origin.restore is None:
+                await give_owners(live)
             await origin.lay_out(live)
             if not alone:
                 await bring_copies(self, live, origin)

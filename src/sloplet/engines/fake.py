@@ -184,7 +184,8 @@ class FakeEngine:
         )  # fmt: skip
         fd = ours.detach()
         hello = HelloConfig(
-            user=spec.run_user, workdir=spec.run_workdir, home=None if spec.run_user != "agent" else "/home/agent", env=spec.env,
+            user=spec.run_user, workdir=spec.run_workdir, home=None if spec.run_user != "agent" else "/home/agent",
+            env=spec.env,
         )  # fmt: skip
         return _FakeInstance(agent, fd, hello, promised)
 

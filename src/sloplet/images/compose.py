@@ -11,12 +11,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ImageInvalid
 from ..fs import FILE, FOLDER, NEW_FILE, open_in
+from .extract import UnpackLimits, split_name
 from .layer import LayerFacts
 from .tarstream import show
 
@@ -65,9 +66,10 @@ class Composed:
     files: int = 0
     folders: int = 0
     copied: int = 0  #: files that could not be linked
+    owners: dict[bytes, tuple[int, int]] = field(default_factory=dict)  #: recorded ones, by path, of what is no symlink
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"files": self.files, "folders": self.folders, "copied": self.copied}
 
 
 def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) -> Composed:
@@ -80,9 +82,15 @@ def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) 
         plan = _Plan(sources)
         for index in range(len(names)):
             plan.add(index, sources.facts(index))
-        maker = _Maker(sources, keep_owners)
-        maker.fill(plan.root, root, 0)
+        owners = [_by_path(sources.facts(index)) for index in range(len(names))] if not keep_owners else []
+        maker = _Maker(sources, keep_owners, owners)
+        maker.fill(plan.root, root, 0, b"")
         return maker.result
+
+
+def _by_path(facts: LayerFacts) -> dict[bytes, tuple[int, int]]:
+    """An archive may write one path in many ways."""
+    return {b"/".join(split_name(name, UnpackLimits())): ids for name, ids in facts.owners.items()}
 
 
 class _Layers:
@@ -251,24 +259,31 @@ class _Plan:
 class _Maker:
     """Makes what was planned."""
 
-    def __init__(self, layers: _Layers, keep_owners: bool) -> None:
+    def __init__(
+        self, layers: _Layers, keep_owners: bool, recorded: Sequence[Mapping[bytes, tuple[int, int]]] = ()
+    ) -> None:
         self._layers = layers
         self._keep_owners = keep_owners
+        self._recorded = recorded  # by layer
         self._ours = (os.geteuid(), os.getegid())
         self.result = Composed()
 
-    def fill(self, folder: Folder, fd: int, depth: int) -> None:
+    def fill(self, folder: Folder, fd: int, depth: int, way: bytes) -> None:
         """All below ``folder``, then its own rights and times."""
         if depth > _DEPTH:
             raise ImageInvalid(f"the image's layers are more than {_DEPTH} folders deep together, the limit")
         for name, node in folder.children.items():
+            path = way + b"/" + name if way else name
             if isinstance(node, File):
                 self._place(node, fd, name)
+                if not node.symlink:
+                    self._note(path, node.layer, node.folder + b"/" + node.name if node.folder else node.name)
                 continue
+            self._note(path, node.layer, node.path)
             os.mkdir(name, 0o700, dir_fd=fd)
             below = os.open(name, FOLDER, dir_fd=fd)
             try:
-                self.fill(node, below, depth + 1)
+                self.fill(node, below, depth + 1, path)
             finally:
                 os.close(below)
         self.result.folders += 1
@@ -278,6 +293,10 @@ class _Maker:
         else:
             source = self._layers.folder(folder.layer, folder.path)
             self._copy_facts(source, fd, os.fstat(source))
+
+    def _note(self, path: bytes, layer: int, source: bytes) -> None:
+        if self._recorded and layer >= 0 and (ids := self._recorded[layer].get(source)) is not None:
+            self.result.owners[path] = ids
 
     def _place(self, file: File, fd: int, name: bytes) -> None:
         source = self._layers.folder(file.layer, file.folder)

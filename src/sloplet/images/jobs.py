@@ -36,14 +36,18 @@ def _unpack(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
 def _compose(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
     """``fds``: the folder that ``rootfs`` is made in, and the one that the layers lie in."""
     from .compose import compose
+    from .owners import RECORDED, write_recorded
 
     os.mkdir("rootfs", 0o755, dir_fd=fds[0])
     root = os.open("rootfs", FOLDER, dir_fd=fds[0])
     try:
         os.fchmod(root, 0o755)
-        return compose(root, fds[1], arguments["layers"], keep_owners=arguments["owners"] == "kept").to_dict()
+        made = compose(root, fds[1], arguments["layers"], keep_owners=arguments["owners"] == "kept")
     finally:
         os.close(root)
+    if made.owners:
+        write_atomic(fds[0], RECORDED, write_recorded(made.owners))
+    return made.to_dict()
 
 
 def _remove(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:

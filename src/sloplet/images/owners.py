@@ -6,8 +6,11 @@ archive's. ``recorded``: all files are the caller's, and what the archive says i
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..errors import ImageInvalid
 from .tarstream import Entry, show
@@ -15,6 +18,7 @@ from .tarstream import Entry, show
 _NO_ID = 2**32 - 1  # chown's "leave it as it is", so never an owner
 NOBODY = 65534
 MOST_INSIDE = 65535  #: the largest id that a sandbox knows
+RECORDED = "owners.json"  #: beside an image's tree: whom its files belong to, where the disk does not say
 
 
 def all_ids_are_ours() -> bool:
@@ -61,3 +65,21 @@ class Owners:
         if self.record and (uid or gid):
             self.recorded[entry.name] = (uid, gid)
         return uid, gid
+
+
+def write_recorded(owners: Mapping[bytes, tuple[int, int]]) -> bytes:
+    return json.dumps({os.fsdecode(path): list(ids) for path, ids in owners.items()}).encode("ascii")
+
+
+def recorded(rootfs: Path) -> dict[str, tuple[int, int]]:
+    """Of an image's tree: by path without a leading slash; none where the disk says."""
+    try:
+        data = (rootfs.parent / RECORDED).read_bytes()
+    except OSError:
+        return {}
+    try:
+        return {str(path): (int(ids[0]), int(ids[1])) for path, ids in json.loads(data).items()}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ImageInvalid(
+            f"what is recorded of an image's owners is damaged ({error})", hint="`sloplet image prune --all` removes it"
+        ) from error
