@@ -87,7 +87,8 @@ class Volume:
         self.source, folder = _source(source)
         if mode == "copy" and not folder:
             raise SpecError(
-                f"the named volume {self.source!r} cannot be mode='copy'", hint="`sloplet volume clone` makes a copy"
+                f"the named volume {self.source!r} cannot be mode='copy'",
+                hint=f"a folder is './{self.source}'; `sloplet volume clone` copies a volume",
             )
         if shared and folder:
             raise SpecError(
