@@ -82,6 +82,17 @@ def test_a_file_out_and_in(s3: Buckets) -> None:
     assert inside("cmp big named && stat -c %a named") == "755\n"
 
 
+def test_around_a_command(s3: Buckets) -> None:
+    s3.make("around")
+    s3.write("around", "in/text", b"one two three")
+    done = sloplet(
+        "run", "--engine", "container", "--copy", "s3://around/in:data", "--out", "out:s3://around/results/",
+        "-c", "mkdir out && wc -w < data/text > out/count", env={"AWS_ENDPOINT_URL": s3.url},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert s3.read("around", "results/out/count") == b"3\n"
+
+
 def test_keys_stay_outside(s3: Buckets) -> None:
     s3.make("keys")
     assert cp(s3, "dev:/etc/hostname", "s3://keys/x")[0] == 0

@@ -221,8 +221,10 @@ def command_line(words: tuple[str, ...], shell_text: str | None) -> list[str]:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """``SRC[:DST]``."""
-    source, _, target = text.partition(":")
+    """``SRC[:DST]``; SRC may be ``s3://BUCKET/KEY``, whose first colon splits nothing."""
+    scheme = "s3://" if text.startswith("s3://") else ""
+    source, _, target = text.removeprefix(scheme).partition(":")
+    source = scheme + source if source else ""
     if not source:
         raise SpecError(f"{text[:80]!r} names no source", hint="write SRC or SRC:DST")
     return source, target
