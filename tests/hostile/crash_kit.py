@@ -121,11 +121,18 @@ def _unpacked_image() -> Any:
     return image
 
 
+def _image_base() -> None:
+    import image_crash
+
+    image_crash.base()
+
+
 OPS = {
     "image-add": Op("library", act=lambda _: _add_image()),
     "image-unpack": Op("library", _add_image, lambda image: sys.modules["image_crash"].resolve(image)),
     "image-rm": Op("library", _unpacked_image, lambda image: sys.modules["image_crash"].remove(image)),
     "image-prune": Op("library", _unpacked_image, lambda _: sys.modules["image_crash"].prune()),
+    "image-build": Op("library", lambda: _image_base(), lambda _: sys.modules["image_crash"].build()),
     "first": Op("library", act=lambda _: _whole({}), fresh=True),
     "first-process-rung": Op("library", act=lambda _: _whole({"engine": "process"}), fresh=True),
     "create": Op("library", act=lambda _: _started()),
@@ -470,7 +477,8 @@ def _point(name: str, request: dict[str, Any], folder: Path, number: int) -> dic
     broken += _judge(name, op, report)
     broken += left_over(before, home, op)
     if name.startswith("image-"):
-        broken += _answer(lambda: sys.modules["image_crash"].broken())
+        judge = "built" if name == "image-build" else "broken"
+        broken += _answer(lambda: getattr(sys.modules["image_crash"], judge)())
     if name == "unpack":
         broken += _image_broken(home)
         for path in [*(home / "images").iterdir(), *(home / "cache").glob("tar-*")]:

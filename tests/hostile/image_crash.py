@@ -12,13 +12,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import image_kit
+from sloplet.build.dockerfile import parse as parse_dockerfile
+from sloplet.build.executor import Builder, BuildOptions, parse_tags
+from sloplet.build.running import RunSettings
+from sloplet.errors import SlopletError
 from sloplet.images import cleaning, jobs, media, removing, trees, userns
 from sloplet.images.config import ImageConfig
 from sloplet.images.reference import parse
 from sloplet.images.store import ImageStore, StoredImage
+from sloplet.portal import portal
 from sloplet.state.home import Home
 
-__all__ = ["add", "broken", "prune", "remove", "resolve", "settle"]
+__all__ = ["add", "base", "broken", "build", "built", "prune", "remove", "resolve", "settle"]
 _WARM = (cleaning, jobs, removing, trees, userns)  # imported once for all programs
 NAME = "crash:test"
 _FILES = 12
@@ -78,6 +85,52 @@ def remove(image: StoredImage) -> None:
 
 def prune() -> None:
     ImageStore(Home()).prune(everything=True)
+
+
+_RECIPE = """
+FROM crash:base AS one
+COPY <<text /made/
+hello
+text
+RUN cat /made/text > /made/again && rm /etc/group
+FROM crash:base
+COPY --from=one /made /made
+"""
+_BUILT = ["etc/group", "etc/passwd", "made/again", "made/text"]
+
+
+def base() -> None:
+    """What is built on. The modules are imported here, before anything is counted."""
+    image_kit.busybox_image(Home(), "crash:base")
+
+
+def build() -> StoredImage:
+    """By a program of its own: steps in sandboxes, layers, records, the cache."""
+    options = BuildOptions(tags=parse_tags([NAME]), settings=RunSettings(engine="container"))
+    return portal().call(Builder(parse_dockerfile(_RECIPE), options, home=Home()).build())
+
+
+def built() -> list[str]:
+    """After a crash and a gc: each image that is there is whole, the build can be done (again), and all of it goes."""
+    home = Home()
+    store = ImageStore(home)
+    found = []
+    for image in store.list():
+        try:
+            store.resolve(image).close()
+        except SlopletError as error:
+            found.append(f"the image {image.references} is on record, but: {error}")
+    base()
+    root = store.resolve(build())
+    assert root.path is not None
+    names = [name for name in _names(root.path) if not name.startswith("usr/bin/")]
+    if names != _BUILT:
+        found.append(f"what was built has other files: {names}")
+    root.close()
+    store.prune(everything=True)
+    found += [f"left over: {name}" for name in _left(home)]
+    store.close()
+    return found
 
 
 def broken() -> list[str]:

@@ -34,6 +34,7 @@ OPERATIONS = {
     "image-unpack": (True, 50),
     "image-rm": (True, 40),
     "image-prune": (True, 20),
+    "image-build": (True, 30),
     "process-rung": (True, 30),
     "cli-run": (False, 40),
     "cli-create": (True, 16),

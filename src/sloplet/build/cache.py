@@ -6,6 +6,7 @@ they point to is checked on every use, because an image may have been removed si
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..fs import FILE, write_atomic
+from ..fs import FILE, write_all, write_atomic
 from ..images.blobs import BlobStore
 from ..images.media import LAYERS, Descriptor
 from ..images.reference import DIGEST_RE
@@ -78,7 +79,7 @@ class BuildCache:
             self._home.open()
             folder = os.open(self._home.cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                write_atomic(folder, f"{_PREFIX}{key}", json.dumps({"layer": found}).encode())
+                _publish(folder, f"{_PREFIX}{key}", json.dumps({"layer": found}).encode())
             finally:
                 os.close(folder)
         except OSError as error:
@@ -94,6 +95,26 @@ class BuildCache:
                         os.unlink(entry.path)
                         count += 1
         return count
+
+
+def _publish(folder: int, name: str, data: bytes) -> None:
+    """A file that has no name before it is whole: whoever is killed leaves nothing. What a loss of power leaves of it
+    is no entry (``_parse``), so the disk need not be waited for."""
+    try:
+        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        write_atomic(folder, name, data)  # a filesystem without such files
+        return
+    try:
+        write_all(fd, data)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        with suppress(FileExistsError):  # somebody else has done the same step, just now
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(fd)
 
 
 def _parse(data: bytes) -> Hit | None:
