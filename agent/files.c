@@ -113,19 +113,43 @@ int make_parents(const char *path, mode_t mode, bool whole)
     return error;
 }
 
+/* Makes the name, as a file or folder, if it is free. */
+static int claim(int dir, const char *name, bool folder)
+{
+    int fd;
+
+    if (folder)
+        return mkdirat(dir, name, 0700) < 0 ? errno : 0;
+    fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return errno;
+    close(fd);
+    return 0;
+}
+
 int rename_noreplace(int from_dir, const char *from, int to_dir, const char *to)
 {
     struct stat st;
+    bool folder;
+    int error;
 
     if (syscall(SYS_renameat2, from_dir, from, to_dir, to, RENAME_NOREPLACE) == 0)
         return 0;
-    if (errno != EINVAL && errno != ENOSYS)
-        return errno;
+    error = errno;
+    /* gVisor's overlay takes its own mark of a removed file for a file: EEXIST where nothing is. */
+    if (error == EEXIST && (fstatat(to_dir, to, &st, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT))
+        return EEXIST;
+    if (error != EEXIST && error != EINVAL && error != ENOSYS)
+        return error;
     if (fstatat(from_dir, from, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return errno;
-    if (fstatat(to_dir, to, &st, AT_SYMLINK_NOFOLLOW) == 0)
-        return EEXIST;
-    return renameat(from_dir, from, to_dir, to) < 0 ? errno : 0;
+    folder = S_ISDIR(st.st_mode);
+    error = claim(to_dir, to, folder);
+    if (error || renameat(from_dir, from, to_dir, to) == 0)
+        return error;
+    error = errno;
+    unlinkat(to_dir, to, folder ? AT_REMOVEDIR : 0);
+    return error;
 }
 
 void op_stat(struct stream *s, const struct fields *f)

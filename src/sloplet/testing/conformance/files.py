@@ -90,6 +90,16 @@ class TestFiles:
             box.files.write("once", "2", exclusive=True)
         assert box.files.read("once") == b"1"
 
+    def test_a_name_is_free_when_its_file_was_removed(self, box: Sandbox) -> None:
+        for _ in range(2):
+            box.files.write("again", "1", exclusive=True)
+            box.files.mkdir("folder")
+            box.files.move("folder", "moved")
+            box.files.move("again", "elsewhere")
+            assert box.files.read("elsewhere") == b"1"
+            box.files.remove("elsewhere")
+            box.files.remove("moved")
+
     def test_modes(self, box: Sandbox) -> None:
         box.files.write("f", "", mode=0o640)
         assert box.files.stat("f").mode == 0o640
