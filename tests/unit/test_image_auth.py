@@ -320,6 +320,13 @@ def test_without_tls_credentials_stay_here() -> None:
     assert seen == [None, None, BASIC]
 
 
+def test_a_proxy_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "gopher://proxy.test")
+    with pytest.raises(RegistryUnavailable, match="proxy that the environment names"):
+        RegistryClient(endpoint("https://registry.test"))
+    RegistryClient(endpoint("https://localhost:5000", loopback=True))  # this machine's own needs none
+
+
 def test_challenges() -> None:
     assert parse_challenges(['Bearer realm="https://a/t?x=1,2",service=s, scope="repository:a/b:pull,push"']) == [
         Challenge("bearer", {"realm": "https://a/t?x=1,2", "service": "s", "scope": "repository:a/b:pull,push"})

@@ -5,6 +5,7 @@ A tar is gone through once (``scan``) with our own reader: what it holds is note
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from ..errors import ImageInvalid
-from ..fs import open_in
+from ..fs import open_in, write_all
+from ..state.home import unwritable
 from .decompress import HashedFile, Unpacked
 from .extract import UnpackLimits, split_name
 from .tarstream import Entry, TarReader
@@ -26,6 +28,7 @@ _PIECE = 1 << 20
 _MOST_NAMES = 20_000
 _DEEPEST = 3  # blobs/sha256/HEX, HEX/layer.tar
 _MOST_LINKS = 8
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _PROGRAMS = (b"bin", b"sbin", b"usr")
 
 
@@ -56,8 +59,10 @@ class FolderContainer:
     def small(self, name: str, most: int) -> bytes | None:
         try:
             file, size = self._open(name)
-        except OSError:
-            return None
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise _missing(name, error.strerror or str(error)) from error
         with file:
             return _small(file, size, most, name)
 
@@ -180,10 +185,17 @@ def seekable(file: BinaryIO, scanned: Scan, folder: Path, limits: UnpackLimits |
         return
     file.seek(0)
     source = _unpacked(file, limits or UnpackLimits())
-    folder.mkdir(0o700, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as copy:
+    try:
+        folder.mkdir(0o700, exist_ok=True)
+        copy = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    with copy:
         while piece := source.read(_PIECE):
-            copy.write(piece)
+            try:
+                write_all(copy.fileno(), piece)
+            except OSError as error:
+                raise unwritable(folder, error) from error
         yield cast(BinaryIO, copy)
 
 

@@ -48,7 +48,9 @@ def export_image(
         except FileExists:
             raise
         except OSError as error:
-            raise file_error(error.errno or 0, f"{str(place)!r} cannot be written: {error.strerror}") from error
+            failed = file_error(error.errno or 0, f"{str(place)!r} cannot be written: {error.strerror}")
+            failed.hint = "write it to a folder of your own that exists, on a disk with room"
+            raise failed from error
 
 
 def write_archive(
@@ -116,6 +118,8 @@ class _Export:
                 os.link(partial, place)  # unlike a rename this cannot replace what came meanwhile
             except FileExistsError:
                 raise _exists(place) from None
+            except OSError:  # a filesystem without hard links
+                os.rename(partial, place)
         finally:
             partial.unlink(missing_ok=True)
 

@@ -55,11 +55,16 @@ class RegistryClient:
         self.patience = patience or Patience()
         self._origin = origin(endpoint.url)
         timeout = httpx.Timeout(self.patience.silence, connect=self.patience.connect, pool=None)
-        self.http = httpx.AsyncClient(
-            verify=_context(endpoint), timeout=timeout, follow_redirects=False, trust_env=not endpoint.loopback,
-            limits=httpx.Limits(max_connections=16, max_keepalive_connections=8),
-            headers={"User-Agent": f"sloplet/{__version__}", "Accept-Encoding": "identity", "Accept": "*/*"},
-        )  # fmt: skip
+        try:
+            self.http = httpx.AsyncClient(
+                verify=_context(endpoint), timeout=timeout, follow_redirects=False, trust_env=not endpoint.loopback,
+                limits=httpx.Limits(max_connections=16, max_keepalive_connections=8),
+                headers={"User-Agent": f"sloplet/{__version__}", "Accept-Encoding": "identity", "Accept": "*/*"},
+            )  # fmt: skip
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise RegistryUnavailable(
+                f"the proxy that the environment names cannot be used: {str(error)[:200]}", hint="see HTTPS_PROXY"
+            ) from error
         scopes = [f"repository:{endpoint.repository}:pull,push"] if push else []
         scopes += [f"repository:{mount_from}:pull"] if mount_from else []
         self._tokens = Tokens(endpoint, credentials, self.http, scopes)
