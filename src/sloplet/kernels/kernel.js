@@ -11,7 +11,8 @@
   const inspector = require('inspector');
 
   const PIECE = 2880, MOST = 16 * 1024 * 1024, MOST_TEXT = 1024 * 1024, MOST_TRACE = 64 * 1024;
-  const HIDDEN = Symbol('sloplet');
+  const HIDDEN = Symbol('sloplet'); // a global that is there only while something calls back through it
+  const CALLBACK = 'globalThis[Object.getOwnPropertySymbols(globalThis).find((s) => s.description === "sloplet")]';
   let cell = '', count = 0, busy = false, rest = '';
   let interrupt = null; // ends the cell that awaits something
   const waiting = [];
@@ -32,7 +33,9 @@
   const say = (what, fd) => write(fd || 1, `\x1e${key} ${cell} ${what}\n`);
 
   function send(name, raw) {
-    for (let at = 0; at < raw.length; at += PIECE) say(`data ${name} ${raw.subarray(at, at + PIECE).toString('base64')}`);
+    for (let at = 0; at < raw.length; at += PIECE) {
+      say(`data ${name} ${raw.subarray(at, at + PIECE).toString('base64')}`);
+    }
   }
 
   // -- what a value looks like
@@ -48,7 +51,9 @@
     };
     try {
       const display = value && value[Symbol.for('Jupyter.display')];
-      if (typeof display === 'function') for (const [mime, data] of Object.entries(display.call(value))) put(mime, data);
+      if (typeof display === 'function') {
+        for (const [mime, data] of Object.entries(display.call(value))) put(mime, data);
+      }
     } catch (error) { /* a representation that fails is left out */ }
     const methods = { html: 'text/html', markdown: 'text/markdown', svg: 'image/svg+xml', png: 'image/png',
       jpeg: 'image/jpeg', latex: 'text/latex', json: 'application/json', javascript: 'application/javascript' };
@@ -58,7 +63,7 @@
         if (typeof method === 'function' && !found[mime]) put(mime, method.call(value));
       } catch (error) { /* likewise */ }
     }
-    if (!found['text/plain']) put('text/plain', typeof value === 'string' ? util.inspect(value) : util.inspect(value, { depth: 4, maxArrayLength: 200 }));
+    if (!found['text/plain']) put('text/plain', util.inspect(value, { depth: 4, maxArrayLength: 200, maxStringLength: MOST_TEXT }));
     return found;
   }
 
@@ -102,13 +107,15 @@
 
   // The inspector answers with handles of its own; the value itself is fetched through a global that is gone at once.
   function fetch(remote) {
-    if (!remote.objectId) return remote.unserializableValue ? vm.runInThisContext(`(${remote.unserializableValue})`) : remote.value;
+    if (remote.unserializableValue) return vm.runInThisContext(`(${remote.unserializableValue})`); // NaN, 10n
+    if (!remote.objectId) return remote.value;
     let value;
     globalThis[HIDDEN] = (given) => { value = given; };
     try {
-      session.post('Runtime.callFunctionOn', { objectId: remote.objectId, silent: true, arguments: [{ objectId: remote.objectId }],
-        functionDeclaration: 'function (given) { for (const s of Object.getOwnPropertySymbols(globalThis)) if (s.description === "sloplet") globalThis[s](given); }' });
-      session.post('Runtime.releaseObject', { objectId: remote.objectId });
+      const { objectId } = remote;
+      const functionDeclaration = `function (given) { ${CALLBACK}(given); }`;
+      session.post('Runtime.callFunctionOn', { objectId, silent: true, arguments: [{ objectId }], functionDeclaration });
+      session.post('Runtime.releaseObject', { objectId });
     } finally {
       delete globalThis[HIDDEN];
     }
@@ -123,8 +130,10 @@
 
   // Static imports are for modules, which cells are not: tried where a cell fails to compile for them.
   function withoutStaticImports(source) {
-    const names = /^([ \t]*)import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)\s*|\{([^}]*)\}\s*)?from\s*(["'][^"'\n]+["'])/gm;
-    return source.replace(/^([ \t]*)import\s*(["'][^"'\n]+["'])/gm, '$1await import($2)').replace(names, (all, indent, one, whole, some, from) => {
+    const bare = /^([ \t]*)import\s*(["'][^"'\n]+["'])/gm;
+    const names = new RegExp(
+      String.raw`^([ \t]*)import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)\s*|\{([^}]*)\}\s*)?from\s*(["'][^"'\n]+["'])`, 'gm');
+    return source.replace(bare, '$1await import($2)').replace(names, (all, indent, one, whole, some, from) => {
       const parts = (some || '').split(',').map((part) => part.trim().replace(/\s+as\s+/, ': ')).filter(Boolean);
       if (one) parts.unshift(`default: ${one}`);
       const star = whole ? `const ${whole} = await import(${from}); ` : '';
@@ -132,7 +141,7 @@
     });
   }
 
-  const GUARDED = new vm.Script('globalThis[Object.getOwnPropertySymbols(globalThis).find((s) => s.description === "sloplet")]()');
+  const GUARDED = new vm.Script(`${CALLBACK}()`);
 
   function evaluate(source, name) {
     return new Promise((resolve, reject) => {
@@ -239,8 +248,9 @@
     throw error;
   };
   process.on('SIGINT', () => { if (interrupt) interrupt(); });
-  process.on('uncaughtException', (error) => { write(2, `Uncaught ${error && error.stack || util.inspect(error)}\n`); });
-  process.on('unhandledRejection', (error) => { write(2, `Unhandled rejection: ${error && error.stack || util.inspect(error)}\n`); });
+  const later = (what) => (error) => write(2, `${what} ${(error && error.stack) || util.inspect(error)}\n`);
+  process.on('uncaughtException', later('Uncaught'));
+  process.on('unhandledRejection', later('Unhandled rejection:'));
   const input = new net.Socket({ fd: 3, readable: true, writable: false });
   input.setEncoding('utf8');
   input.on('data', take);
