@@ -182,6 +182,13 @@ RUN touch /tmp/x && rm /tmp/x
 """
 
 
+#: The same for every user, on every engine, on every day.
+DIFF_IDS = (
+    "sha256:36eebd4cc8164b6f6956e5735f1ae9bdb0b17b197dd3bd3949a22e3ebd924a97",
+    "sha256:6d732189cc34b56b9ec2bfef2ee107c706f7c508218c27c42ec1e85ff9bf1ff2",
+)
+
+
 def check_changes(image: StoredImage) -> None:
     _, first, second = layers(image)
     assert first["d/hard"].isreg()
@@ -192,6 +199,7 @@ def check_changes(image: StoredImage) -> None:
     assert "d/caf\u00e9" in first
     assert set(second) == {"d/old/.wh.f", "d/old/new", "etc/.wh.group", "var/lib"}
     assert second["var/lib"].mode == 0o700
+    assert image.config.diff_ids[1:] == DIFF_IDS
 
 
 def test_what_a_step_changed() -> None:
