@@ -344,6 +344,8 @@ def test_the_verbs(plain: RealRegistry, made: Path, here: Here, tmp_path: Path) 
     assert "2 layers" in done.stdout
     assert done.stderr.count("sloplet: got ") == 3  # the config and two layers, a line each: this is no terminal
 
+    assert sloplet("pull", name, "--insecure").stderr.count("sloplet: here already ") == 3
+
     facts = json.loads(sloplet("pull", name, "--insecure", "--json").stdout)
     assert facts["reference"] == name
     assert facts["manifest"] == digest(raw(plain, "cli/app:v1"))

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rude_registry import Made, digest, layer_tar, make_image
 from sloplet.errors import FileError, FileExists, FileMissing, ImageInvalid, ImagePlatform, SlopletError, SpecError
@@ -266,6 +268,29 @@ def test_what_is_wrong_is_told_and_leaves_nothing(
     if store.blobs.partial.exists():
         assert os.listdir(store.blobs.partial) == []
     assert import_image(written(tmp_path, oci(MADE)), store).id == MADE.config
+
+
+ARCHIVES = [tar(oci(MADE)), tar(SAVED)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_damage_is_refused_or_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    whole = data.draw(st.sampled_from(ARCHIVES))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damage = data.draw(st.binary(min_size=1, max_size=8))
+    folder = tmp_path_factory.mktemp("damage")
+    (folder / "x.tar").write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+    store = ImageStore(Home(folder / "home"))
+    try:
+        image = import_image(folder / "x.tar", store)
+        assert image.config.diff_ids == tuple(digest(layer) for layer in TWO)
+    except (ImageInvalid, SpecError):
+        assert store.list() == []
+    finally:
+        store.close()
 
 
 def test_links_in_archives_lead_nowhere_else(store: ImageStore, tmp_path: Path) -> None:

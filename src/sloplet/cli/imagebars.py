@@ -62,7 +62,8 @@ class Bars:
         key = (progress.stage, progress.key)
         if progress.total is not None and progress.done >= progress.total and key not in self._over:
             self._over.add(key)
-            note(f"{_PAST.get(progress.stage, progress.stage)} {_short(progress.key)}, {size(progress.total)}")
+            done = progress.text if progress.text.endswith("already") else _PAST.get(progress.stage, progress.stage)
+            note(f"{done} {_short(progress.key)}, {size(progress.total)}")
 
     def _say(self, text: str) -> None:
         if self._bars is not None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _PARALLEL = 4
 _MOVES = 3  # how often a tag may move while we look
 _MIRROR_TRIES = 2
+HERE = "here already"  #: the text of a blob's progress that need not be sent
 _BUSY_PAUSE = 0.2
 
 
@@ -147,12 +148,14 @@ class _Pull:
         await gather(*(one(layer) for layer in distinct.values()))
 
     async def _blob(self, blob: Descriptor) -> None:
-        def told(done: int) -> None:
-            self._progress(ImageProgress("download", blob.digest, done, blob.size))
+        def told(done: int, text: str = "") -> None:
+            self._progress(ImageProgress("download", blob.digest, done, blob.size, text))
 
         told(0)
         writer = await open_writer(self._blobs, blob)
         try:
+            if writer.done:
+                return told(blob.size, HERE)
             if writer.offset:
                 told(writer.offset)
             await self._client.blob(blob, writer, told)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PARALLEL = 4
 _CHUNK = 16 * 2**20  #: what is larger goes in pieces, and on from where it was cut
 _PIECE = 1 << 18
+THERE = "there already"  #: the text of a blob's progress that need not be sent
 
 
 async def push(
@@ -96,21 +97,22 @@ class _Push:
         await self._client.again(once)
 
     async def _blob(self, blob: Descriptor) -> None:
-        def told(done: int) -> None:
-            self._progress(ImageProgress("upload", blob.digest, done, blob.size))
+        def told(done: int, text: str = "") -> None:
+            self._progress(ImageProgress("upload", blob.digest, done, blob.size, text))
 
         told(0)
-        if not await self._there(blob):
-            tries = Tries(self._client.patience)
-            while True:
-                try:
-                    upload = await self._begin(blob)
-                    if upload:
-                        await self._upload(blob, upload, told)
-                    break
-                except Transient as problem:
-                    await tries.wait(problem)
-        told(blob.size)
+        if await self._there(blob):
+            return told(blob.size, THERE)
+        tries = Tries(self._client.patience)
+        while True:
+            try:
+                upload = await self._begin(blob)
+                if not upload:
+                    return told(blob.size, THERE)
+                await self._upload(blob, upload, told)
+                return told(blob.size)
+            except Transient as problem:
+                await tries.wait(problem)
 
     async def _there(self, blob: Descriptor) -> bool:
         async def once() -> bool:
