@@ -444,3 +444,32 @@ def test_a_pull_that_is_killed_goes_on(here: Here) -> None:
             assert registry.asked(made.layers[0])[-1].headers["range"] == f"bytes={have}-"
 
     asyncio.run(work())
+
+
+def test_two_pulls_and_one_is_killed(here: Here) -> None:
+    """F-08: the other one takes over what the killed one had, and there is one whole image."""
+
+    async def work() -> None:
+        async with RudeRegistry() as registry:
+            made = registry.add(make_image(layer_tar({"bin/sh": os.urandom(3 << 20)})), "v1")
+            data = made.blobs[made.layers[0]]
+            registry.will(made.layers[0], Reply(200, data[: 2 << 20], length=len(data), stall=True))
+            command = [sys.executable, "-m", "sloplet.cli", "image", "pull", f"{registry.host}/app:v1"]
+            command += ["--insecure", "--quiet"]
+            first = await asyncio.create_subprocess_exec(*command)
+            partial = here.store.blobs.partial / made.layers[0].replace(":", "-")
+            while not (partial.exists() and partial.stat().st_size):
+                await asyncio.sleep(0.01)
+            second = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            while len(registry.asked("/v1")) < 2:
+                await asyncio.sleep(0.01)
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+            output, _ = await second.communicate()
+            assert output.decode() == made.config + "\n"
+            assert len(registry.asked(made.layers[0])) == 2
+            assert registry.asked(made.layers[0])[1].headers["range"].startswith("bytes=1")
+            assert os.listdir(here.store.blobs.partial) == []
+            assert here.store.find(f"{registry.host}/app:v1").id == made.config
+
+    asyncio.run(work())
