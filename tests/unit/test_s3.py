@@ -7,6 +7,7 @@ import hashlib
 import os
 import socket
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,26 @@ def test_sizes_are_hints_and_what_vanishes_is_told(server: Buckets, bucket: str)
     done = asyncio.run(put(liar, "/tree", f"s3://{bucket}/x"))
     assert (done.files, done.bytes, sorted(done.skipped)) == (2, 10, ["dev", "gone"])
     assert server.keys(bucket) == ["x/a", "x/b"]
+
+
+def test_what_is_in_memory_is_bounded(server: Buckets, bucket: str) -> None:
+    """Whatever the sizes: some parts, not all of them."""
+    total = 24 * putting.PART
+
+    class Large(Liar):
+        async def stream(self, path: str, **_: Any) -> AsyncIterator[bytes]:
+            for _ in range(total // 4 // 65536):
+                yield bytes(65536)
+
+    tracemalloc.start()
+    try:
+        liar = Large([entry(str(number), size=total // 4) for number in range(4)])
+        done = asyncio.run(put(liar, "/tree", f"s3://{bucket}/x"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert done.bytes == total
+    assert peak < 12 * putting.PART
 
 
 def test_a_cancelled_copy_leaves_no_parts(server: Buckets, bucket: str) -> None:

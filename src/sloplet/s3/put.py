@@ -20,7 +20,7 @@ from .client import Bucket, etag_of, in_thread, is_md5
 from .settings import S3
 from .url import S3Url, is_path, why_no_key
 
-AT_ONCE = 4  # files, and parts of all of them: 8 times a part is the most that is in memory
+AT_ONCE = 4  # files, and parts of all of them: some ten parts are in memory at most
 PART = 8 * 2**20
 _MAX_PARTS = 10_000
 _GRACE = 5.0
@@ -110,18 +110,18 @@ class _Put:
             await self.slots.acquire()
             try:
                 try:
-                    data = await parts.next()
+                    first = [await parts.next()]  # handed on, not kept: it is large
                 except (FileMissing, FileIsDirectory, FileNotDirectory):
                     if self.whole:
                         raise
                     self.meter.skip(item.name)  # the tree changed since it was listed
                     return
                 if parts.ended:
-                    await self.small(key, data, kept)
+                    await self.small(key, first.pop(), kept)
             finally:
                 self.slots.release()
             if not parts.ended:
-                await self.large(key, data, parts, kept)
+                await self.large(key, first, parts, kept)
         self.meter.done(item.name or path)
 
     async def counted(self, path: str, name: str) -> AsyncGenerator[bytes, None]:
@@ -135,12 +135,12 @@ class _Put:
             yield piece
             self.meter.moved(name, len(piece))
 
-    async def small(self, key: str, data: bytes, kept: dict[str, Any]) -> None:
+    async def small(self, key: str, data: bytearray, kept: dict[str, Any]) -> None:
         digest = await in_thread(lambda: _md5(data))
         answer = await self.bucket.call("put_object", Key=key, Body=data, ContentMD5=_base64(digest), **kept)
         await self.verify(key, answer, digest.hex(), len(data))
 
-    async def large(self, key: str, data: bytes, parts: _Parts, kept: dict[str, Any]) -> None:
+    async def large(self, key: str, first: list[bytearray], parts: _Parts, kept: dict[str, Any]) -> None:
         """In parts, of which a few are under way at a time. What does not become whole is taken back."""
         upload = (await self.bucket.call("create_multipart_upload", Key=key, **kept))["UploadId"]
         tasks: list[asyncio.Task[tuple[bytes, str]]] = []
@@ -149,8 +149,7 @@ class _Put:
             while True:
                 await self.slots.acquire()
                 try:
-                    if tasks:
-                        data = await parts.next()
+                    data = first.pop() if first else await parts.next()
                 except BaseException:
                     self.slots.release()
                     raise
@@ -174,7 +173,7 @@ class _Put:
         whole = f"{_md5(b''.join(digest for digest, _ in sent)).hex()}-{len(sent)}"
         await self.verify(key, answer, whole, size)
 
-    async def part(self, key: str, upload: str, number: int, data: bytes) -> tuple[bytes, str]:
+    async def part(self, key: str, upload: str, number: int, data: bytearray) -> tuple[bytes, str]:
         """Send one part, whose slot this gives back; returns its MD5 and its ETag."""
         try:
             digest = await in_thread(lambda: _md5(data))
@@ -213,7 +212,7 @@ class _Parts:
         self._rest = b""
         self.ended = False
 
-    async def next(self) -> bytes:
+    async def next(self) -> bytearray:
         part = bytearray(self._rest)
         while len(part) <= PART and not self.ended:
             try:
@@ -221,9 +220,10 @@ class _Parts:
             except StopAsyncIteration:
                 self.ended = True
         self._rest = bytes(part[PART:])
+        del part[PART:]  # in place: a copy of each part would be as much memory again
         if self._rest:
             self.ended = False
-        return bytes(part[:PART])
+        return part
 
 
 def _empty_folders(found: list[FileInfo]) -> list[str]:
@@ -244,7 +244,7 @@ def _check(name: str, key: str) -> None:
         raise StorageError(f"{name[:200]!r} cannot be copied to S3: its key {why}", hint="rename it in the sandbox")
 
 
-def _md5(data: bytes) -> bytes:
+def _md5(data: bytes | bytearray) -> bytes:
     return hashlib.md5(data, usedforsecurity=False).digest()
 
 
