@@ -468,7 +468,8 @@ def test_two_pulls_and_one_is_killed(here: Here) -> None:
             output, _ = await second.communicate()
             assert output.decode() == made.config + "\n"
             assert len(registry.asked(made.layers[0])) == 2
-            assert registry.asked(made.layers[0])[1].headers["range"].startswith("bytes=1")
+            resumed = int(registry.asked(made.layers[0])[1].headers["range"][6:-1])
+            assert 0 < resumed <= 2 << 20
             assert os.listdir(here.store.blobs.partial) == []
             assert here.store.find(f"{registry.host}/app:v1").id == made.config
 
