@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,12 +144,38 @@ def test_what_fails_is_told_and_gone(
         finally:
             await runtime.aclose()
 
-    import asyncio
-
     asyncio.run(main())
     store = Store(Home(tmp_path / "home"))
     assert store.list() == []
     store.close()
+    assert list((tmp_path / "home" / "sandboxes").iterdir()) == []
+
+
+def test_a_caller_who_gives_up_leaves_nothing(container: str, tmp_path: Path) -> None:
+    from sloplet.runtime import Runtime
+    from sloplet.sandbox import AsyncSandbox
+
+    async def main() -> None:
+        runtime = Runtime(Home(tmp_path / "home"))
+        seen: list[str] = []
+        events = runtime.events()
+        box = AsyncSandbox(
+            engine=container, controller=runtime,
+            cloud_init="#cloud-config\nwrite_files: [{path: /x}]\nruncmd: [sleep 1000]\n",
+        )  # fmt: skip
+        starting = asyncio.ensure_future(box.start())
+        async for event in events:
+            seen.append(event.data.get("module", event.type))
+            if seen[-1] == "runcmd":
+                break
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert seen == ["write_files", "runcmd"]
+        assert (runtime.held, await runtime.list()) == (0, [])
+        await runtime.aclose()
+
+    asyncio.run(main())
     assert list((tmp_path / "home" / "sandboxes").iterdir()) == []
 
 
