@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .controller import SandboxInfo
-from .errors import SlopletError, StartFailed
+from .errors import SlopletError, SpecError, StartFailed
 from .live import Live, close_fds
 from .spec import SandboxSpec
 from .state.home import new_id
@@ -104,6 +104,10 @@ class Pools:
             self._making += 1
             try:
                 entry = await self._start(key)
+            except SpecError as error:  # it will be no other way
+                self._runtime.bus.emit("", "pool.failed", reason=str(error))
+                self._give_up(key)
+                return
             except SlopletError as error:
                 self._runtime.bus.emit("", "pool.failed", reason=str(error))
                 await asyncio.sleep(_RETRY)
@@ -118,6 +122,8 @@ class Pools:
     async def _start(self, key: SandboxSpec) -> _Entry:
         runtime, sandbox_id = self._runtime, new_id()
         async with runtime.timeline.origin(key) as origin:
+            if origin.spec.volumes:  # a template's
+                raise SpecError("what is started ahead cannot have volumes")
             owner = await runtime.on_state(lambda: _place(runtime, sandbox_id))
             self._places.add((owner, sandbox_id))
             try:

@@ -221,6 +221,59 @@ def test_forks_share_what_is_shared(engine: str, name: str) -> None:
             child.close()
 
 
+def test_templates_have_them_or_others(engine: str, repo: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.txt").write_text("other\n")
+    word = f"warm-{os.urandom(4).hex()}"
+    with Sandbox(engine=engine, volumes={"/src": repo}) as box:
+        box.run("echo warm > /home/agent/warm", check=True)
+        template = box.template(word)
+        try:
+            for volumes, said in ((None, "one"), ({"/src": other}, "other")):
+                with Sandbox(template=word, volumes=volumes) as child:
+                    assert child.run("cat /src/a.txt /home/agent/warm").stdout == f"{said}\nwarm\n"
+            with pytest.raises(SpecError, match="pool"), Sandbox(template=word, pool=1):
+                pass
+            if live(engine):
+                with pytest.raises(SpecError, match="saved running"), Sandbox(template=word, volumes={"/x": other}):
+                    pass
+        finally:
+            box.delete_snapshot(template, force=True)
+
+
+def test_what_is_unpacked_does_not_land_in_them(engine: str, repo: Path) -> None:
+    """Files of a saved disk that lie where a volume is now."""
+    if live(engine):
+        pytest.skip("saves memory, with its mounts")
+    word = f"plain-{os.urandom(4).hex()}"
+    with Sandbox(engine=engine) as box:
+        box.run(
+            "mkdir sub; echo saved > a.txt; echo saved > sub/f; chmod 700 .; echo mine > /home/agent/mine", check=True
+        )
+        template = box.template(word)
+        try:
+            before = repo.stat()
+            with Sandbox(template=word, volumes={"/workspace": Volume(repo, mode="rw")}) as child:
+                assert child.run("cat a.txt /home/agent/mine; ls sub").stdout == "one\nmine\n"
+            assert (repo.stat().st_mode, outside(repo)) == (before.st_mode, (before.st_uid, before.st_gid))
+        finally:
+            box.delete_snapshot(template, force=True)
+
+
+def test_nothing_of_them_is_in_an_archive(engine: str, repo: Path, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "box.sloplet"
+    with Sandbox(engine=engine, volumes={"/src": Volume(repo, mode="rw"), "/data": name}) as box:
+        box.run("echo canary-in-a-volume > /data/f; echo own > /home/agent/own", check=True)
+        box.export(file)
+    assert str(repo).encode() not in file.read_bytes()
+    with Sandbox.load(file) as loaded:
+        assert loaded.run("cat /home/agent/own; cat /data/f /src/a.txt 2>/dev/null").stdout == "own\n"
+        if live(engine):
+            assert loaded.run("echo x > /src/x").exit_code != 0
+    assert not (repo / "x").exists()
+
+
 HOLDER = """
 import os, sys
 from sloplet import Sandbox

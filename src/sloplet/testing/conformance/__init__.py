@@ -29,6 +29,7 @@ from .spawning import TestCancel, TestSpawn
 from .support import box, capabilities, controller, make_box
 from .terminals import TestTerminal
 from .transfers import TestDownload, TestUpload
+from .volumes import TestVolumes, folder, volume
 from .watching import TestWatch
 from .wire import TestWire
 
@@ -37,5 +38,6 @@ __all__ = [
     "TestDownload", "TestEgress", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput",
     "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput",
     "TestPorts", "TestProcesses", "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout",
-    "TestUpload", "TestWatch", "TestWire", "box", "capabilities", "controller", "make_box",
+    "TestUpload", "TestVolumes", "TestWatch", "TestWire", "box", "capabilities", "controller", "folder", "make_box",
+    "volume",
 ]  # fmt: skip
