@@ -26,8 +26,10 @@ from sloplet.build.executor import Builder, BuildOptions, parse_tags
 from sloplet.build.running import RunSettings
 from sloplet.engines import jail, registry
 from sloplet.engines.machine import machine
-from sloplet.errors import BuildError, BuildFailed, ImageNotFound, RecipeInvalid
+from sloplet.errors import BuildError, BuildFailed, ImageNotFound, ImagePlatform, RecipeInvalid
+from sloplet.images.media import host_platform
 from sloplet.images.store import ImageStore, StoredImage
+from sloplet.runtime import Runtime
 from sloplet.state.home import Home
 
 pytestmark = [needs_busybox]
@@ -617,3 +619,36 @@ def test_a_killed_build_is_gone_on_with(context: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert b"[2/4 0] CACHED" in done.stderr
     assert time.monotonic() - began < 60
+
+
+def test_an_image_for_another_machine_is_copied_from_but_not_run(context: Path) -> None:
+    other = "arm64" if host_platform().architecture != "arm64" else "amd64"
+    busybox_image(default_home(), "busybox:other", architecture=other, variant="")
+    built = build("FROM busybox:other\nCOPY src/a.txt /bin/\nENV A=b\n", context, platform=f"linux/{other}")
+    assert built.image.platform == f"linux/{other}"
+    assert set(layers(built.image)[-1]) == {"usr/bin/a.txt"}
+    with pytest.raises(ImagePlatform, match=f"Dockerfile line 2: the image is made for linux/{other}"):
+        build("FROM busybox:other\nRUN true\n", platform=f"linux/{other}")
+
+
+def test_a_build_that_is_cancelled_lets_go_of_everything(context: Path) -> None:
+    async def work(after: float) -> None:
+        (context / "src/a.txt").write_text(f"{after}")
+        runtime = Runtime(default_home())
+        options = BuildOptions(no_cache=True)
+        builder = Builder(parse(THREE), options, home=default_home(), context=context, controller=runtime)
+        task = asyncio.ensure_future(builder.build())
+        await asyncio.wait({task}, timeout=after)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await runtime.list() == []
+        await runtime.aclose()
+
+    counts = []
+    for after in (5.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+        asyncio.run(work(after))
+        store = ImageStore(default_home())
+        store.prune()  # nobody holds the store, or a tree of it
+        store.close()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert max(counts) == counts[0]  # of one that was done

@@ -7,7 +7,6 @@ image are left out, and so is what the caller names (mounts).
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from ..wire.schema import ChangesFlag, ListingFlag, Op, Tag
 from .context import Found
 from .layertar import Item
 from .placing import Look
+from .threads import in_thread
 
 #: Not an image's: the machine's that it runs on, or mounts.
 _NEVER = ("etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys", "dev", "run/sloplet")
@@ -102,7 +102,7 @@ async def take_changes(controller: Controller, sandbox_id: str, spool: Spool) ->
     try:
         flags = (await stream.started()).integer(Tag.FLAGS, 0)
         while (piece := await stream.recv()) is not None:
-            await asyncio.to_thread(spool.write, piece.data)
+            await in_thread(spool.write, piece.data)
         await stream.result()
     except BaseException as error:
         stream.reset()

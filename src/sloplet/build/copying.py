@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import posixpath
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from .ignore import Ignore, is_pattern
 from .layertar import Item, text_data
 from .placing import Picked, Placing, owner_of
 from .scope import CopyWork, FolderWork
+from .threads import in_thread
 
 
 @dataclass
@@ -125,7 +125,7 @@ async def copy_items(work: CopyWork, selection: Selection, ground: Ground, spool
             placing.merge(items, placing.folder(work.target))
         return list(placing.items.values())
 
-    return await asyncio.to_thread(place)
+    return await in_thread(place)
 
 
 async def folder_items(work: FolderWork, ground: Ground) -> list[Item]:

@@ -6,13 +6,12 @@ Where the network opens TLS, ``network/trust.py`` has put it into the usual bund
 
 from __future__ import annotations
 
-import asyncio
-
 from ..errors import FileError
 from ..files import AsyncFiles
 from ..network import trust
 from .context import Folder
 from .layertar import Item
+from .threads import in_thread
 
 _MAX_BUNDLE = 16 * 2**20
 _ROOT = "0:0"
@@ -32,7 +31,7 @@ async def take_out(files: AsyncFiles, certificate: bytes, tree: Folder) -> None:
         if old is None:
             continue
         new = trust.without_ours(old).replace(certificate.strip() + b"\n", b"")
-        before = await asyncio.to_thread(tree.read, path, _MAX_BUNDLE)
+        before = await in_thread(tree.read, path, _MAX_BUNDLE)
         if before is not None and before.rstrip(b"\n") == new.rstrip(b"\n"):
             new = before
         if new != old:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..controller import Controller
 from ..errors import BuildFailed, ImageNotFound, RecipeInvalid, SpecError
@@ -32,6 +32,7 @@ from .mounts import Mounts
 from .plan import Plan, PlannedStage, make_plan, platform_arguments
 from .running import RunSettings
 from .stage import Built, StageBuild
+from .threads import in_thread, made_in_thread
 
 T = TypeVar("T")
 _PARALLEL = 2
@@ -91,17 +92,17 @@ class Builder:
         self._total = sum(1 + len(planned.stage.steps) for planned in plan.stages)
         with ExitStack() as stack:
             stack.callback(self.store.close)
-            adding = await asyncio.to_thread(self._begin)
+            adding = await made_in_thread(self._begin, ExitStack.close)
             stack.enter_context(adding)
             stack.callback(self._close)
             stack.callback(self._stop.set)
             built = await self._all(plan, defined)
-            image = await asyncio.to_thread(self._finish, built)
-            await asyncio.to_thread(self._cache.tidy)
+            image = await in_thread(self._finish, built)
+            await in_thread(self._cache.tidy)
         self._on_event(BuildEvent("done", self._total, self._total, text=image.id, seconds=time.monotonic() - began))
         return image
 
-    def _begin(self) -> Any:
+    def _begin(self) -> ExitStack:
         if self._context_path is not None:
             ignore = read_ignore(self._context_path, self._dockerfile_path)
             self._context = Folder(self._context_path, ignore=ignore)
@@ -156,7 +157,6 @@ class Builder:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
-            self._stop.clear()
 
     # -- for its stages ------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Builder:
     async def _find(self, name: str, platform: str | None, tell: Callable[[str], None]) -> StoredImage:
         if not self._options.pull or name.startswith("sha256:"):
             try:
-                return await asyncio.to_thread(self.store.find, name)
+                return await in_thread(self.store.find, name)
             except ImageNotFound:
                 if name.startswith("sha256:"):
                     raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..engines.base import ResolvedImage
 from ..errors import BuildFailed
 from ..images.config import ImageConfig
-from ..images.media import OCI_CONFIG, Descriptor, make_manifest
+from ..images.media import OCI_CONFIG, Descriptor, Platform, check_platform, host_platform, make_manifest
 from ..images.progress import OnImageProgress, silent
 from ..images.reference import Reference
 from ..images.store import ImageStore, StoredImage
@@ -17,6 +17,7 @@ from ..images.trees import chain_id
 from .context import Folder, Found
 from .layertar import Item, Layer
 from .placing import View
+from .threads import made_in_thread
 from .tree import tree_folder
 
 #: In the config of what is between the steps of a build: no image that anybody asked for.
@@ -59,6 +60,11 @@ class Ground:
         """What tells these files from all others."""
         return chain_id([layer.diff_id for layer in self.layers]) if self.layers else ""
 
+    def check_platform(self) -> None:
+        """ImagePlatform if nothing of it can be run here."""
+        config = self.platform
+        check_platform(Platform(config.os, config.architecture, config.variant), host_platform())
+
     def add(self, layer: Layer | None, items: list[Item] | None) -> None:
         if layer is not None:
             self.layers.append(layer)
@@ -69,7 +75,7 @@ class Ground:
         async with self._unpacking:
             if self._tree is not None and self._tree_layers == len(self.layers):
                 return self._tree
-            made = await asyncio.to_thread(self._unpack)
+            made = await made_in_thread(self._unpack, Tree.close)
             self.close()
             self._tree, self._tree_layers = made, len(self.layers)
             return made
@@ -77,10 +83,10 @@ class Ground:
     def _unpack(self) -> Tree:
         if not self.layers:
             raise BuildFailed("there is nothing in scratch: no program to run and no file to copy")
+        here = host_platform()  # it is looked at here, whatever it is made for
         bare = ImageConfig(
-            architecture=self.platform.architecture, os=self.platform.os, variant=self.platform.variant,
-            labels=((STEP_LABEL, "1"),),
-        )  # fmt: skip
+            architecture=here.architecture, os=here.os, variant=here.variant, labels=((STEP_LABEL, "1"),)
+        )
         image = record(self.store, bare, self.layers)
         resolved = self.store.resolve(image, self.progress)
         return Tree(image, resolved, tree_folder(resolved))

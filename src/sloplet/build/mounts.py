@@ -27,6 +27,7 @@ from .instructions import Mount
 from .layertar import Item, text_data
 from .placing import Placing
 from .scope import CopyWork, RunWork
+from .threads import in_thread
 from .unpacking import unpack_items
 
 FolderOf = Callable[[str | None], Awaitable[Folder]]
@@ -56,7 +57,7 @@ class Mounted:
         """Put in what has to be there. BuildFailed."""
         items: list[Item] = []
         for put in self.puts:
-            items += await asyncio.to_thread(self._placed, put, tree)
+            items += await in_thread(self._placed, put, tree)
         if items:
             await unpack_items(controller, sandbox_id, items)
 
@@ -129,7 +130,7 @@ class Mounts:
         if any(mount.get(key) for key in ("mode", "uid", "gid")):
             raise work.line.wrong("mode, uid and gid of a cache are not supported", "chown it in the RUN")
         name = cache_name(mount.get("id") or target)
-        await asyncio.to_thread(Volumes(self._home).ensure, name)
+        await in_thread(Volumes(self._home).ensure, name)
         mounted.volumes[target] = Volume(name, shared=sharing == "shared")
         mounted.facts.append(("cache", target, name))
 
@@ -139,7 +140,7 @@ class Mounts:
         copy = CopyWork(
             work.line, work.shown, (source,), (), "/x/", mount.get("from"), None, None, False, False, (), None
         )
-        selection = await asyncio.to_thread(select, copy, folder, mount.get("from") or "the context")
+        selection = await in_thread(select, copy, folder, mount.get("from") or "the context")
         (picked,) = selection.picked
         if picked.top.kind == "folder":
             items = tuple(picked.item(found) for found in picked.below)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import os
 from collections import deque
@@ -22,6 +21,7 @@ from .ground import Tree
 from .layertar import Item
 from .mounts import Mounted, patiently
 from .scope import RunWork
+from .threads import in_thread
 
 _SCRIPT = "/.sloplet-build-script"
 _KEPT_LINES = 40
@@ -124,7 +124,7 @@ async def run(
         found = mounted.without_own(found)
         return found if certificate is None else without_traces(found, tree.folder)
 
-    return await asyncio.to_thread(items)
+    return await in_thread(items)
 
 
 async def _execute(work: RunWork, box: AsyncSandbox, lines: Lines) -> Result:

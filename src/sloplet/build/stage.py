@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BuildFailed, ImageError, RecipeInvalid, SpecError
+from ..errors import (
+    BuildFailed,
+    EngineError,
+    ImageError,
+    NetworkError,
+    RecipeInvalid,
+    SandboxError,
+    SpecError,
+    UnsupportedOperation,
+    VolumeError,
+)
 from ..images.config import ImageConfig
 from .cache import Hit, key_of
 from .commit import Spool
@@ -22,9 +31,14 @@ from .layertar import Item, Layer, write_layer
 from .plan import Plan, PlannedStage
 from .running import network_facts, network_of, run
 from .scope import CopyWork, FolderWork, RunWork, Scope, Work
+from .threads import in_thread
 
 if TYPE_CHECKING:
     from .executor import Builder
+
+
+#: Errors that say more with the line of the step they come from.
+_WITH_LINE = (ImageError, EngineError, SandboxError, VolumeError, NetworkError, UnsupportedOperation)
 
 
 @dataclass
@@ -84,7 +98,7 @@ class StageBuild:
             raise BuildFailed(where + error.message, hint=error.hint) from error
         except SpecError as error:
             raise step.line.wrong(error.message, error.hint) from error
-        except ImageError as error:
+        except _WITH_LINE as error:
             where = f"{step.line.name} line {step.line.number}: "
             raise type(error)(where + error.message, hint=error.hint) from error
         seconds = time.monotonic() - began
@@ -142,6 +156,7 @@ class StageBuild:
         }  # fmt: skip
 
         async def make(spool: Spool) -> list[Item]:
+            self._ground.check_platform()
             tree = await self._ground.tree()
             controller = await builder.controller()
             return await run(work, tree, settings, controller, builder.home, spool, mounted, self._log)
@@ -177,24 +192,24 @@ class StageBuild:
                 return self._hit(hit)
         folder = await self._source(work)
         where = "the context" if work.origin is None else work.origin
-        selection = await asyncio.to_thread(select, work, folder, where if work.folder is None else work.folder)
+        selection = await in_thread(select, work, folder, where if work.folder is None else work.folder)
         facts["content"] = selection.digest
         layer = await self._cached_or(
             key_of(self._ground.chain, facts), lambda spool: copy_items(work, selection, self._ground, spool)
         )
         if quick is not None:
-            await asyncio.to_thread(self._builder.cache.put, quick, layer)
+            await in_thread(self._builder.cache.put, quick, layer)
         return layer
 
     async def _source(self, work: CopyWork) -> Folder | None:
         if work.folder is not None:
-            return await asyncio.to_thread(self._builder.folder, work.folder)
+            return await in_thread(self._builder.folder, work.folder)
         return await self._folder_of(work.origin) if work.sources else None
 
     async def _look_up(self, key: str) -> Hit | None:
         if self._builder.options.no_cache:
             return None
-        return await asyncio.to_thread(self._builder.cache.get, key)
+        return await in_thread(self._builder.cache.get, key)
 
     def _hit(self, hit: Hit) -> Layer | None:
         self._cached = True
@@ -210,11 +225,11 @@ class StageBuild:
             items: list[Item] = await make(spool)
             layer = None
             if items:
-                layer = await asyncio.to_thread(
+                layer = await in_thread(
                     write_layer, items, builder.store.blobs, epoch=builder.options.epoch, check=builder.check
                 )
         self._ground.add(layer, [replace(item, data=None) for item in items])
-        await asyncio.to_thread(builder.cache.put, key, layer)
+        await in_thread(builder.cache.put, key, layer)
         return layer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 
 from ..controller import Controller
@@ -10,6 +9,7 @@ from ..wire.fields import Fields, encode_record
 from ..wire.mux import request
 from ..wire.schema import ChangeFlag, FileType, Op, Tag
 from .layertar import DEFAULT_EPOCH, Item, arranged
+from .threads import in_thread
 
 _BODY = 61440
 _ENOUGH = 1 << 18
@@ -20,7 +20,7 @@ async def unpack_items(controller: Controller, sandbox_id: str, items: Iterable[
     stream = await controller.open(sandbox_id, request(Op.UNPACK))
     source = _batches(_records(arranged(items)))
     try:
-        while data := await asyncio.to_thread(next, source, b""):
+        while data := await in_thread(next, source, b""):
             await stream.send(data)
         await stream.send_end()
         await stream.result()

@@ -1,0 +1,28 @@
+"""Blocking work of a build, in threads that are waited for: nothing that they use is closed under them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As ``asyncio.to_thread``; but who is cancelled returns when the thread has ended."""
+    return await made_in_thread(lambda: job(*args, **kwargs), lambda result: None)
+
+
+async def made_in_thread(make: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """What ``make`` makes; who is cancelled meanwhile leaves nothing of it (``undo``)."""
+    work = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            await asyncio.wait({work})
+        if not work.cancelled() and work.exception() is None:
+            undo(work.result())
+        raise
