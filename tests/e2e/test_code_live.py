@@ -1,5 +1,5 @@
-"""A kernel's state is part of its sandbox: through pause, snapshots, forks, templates, undo. Where only files are kept, it
-is told."""
+"""A kernel's state is part of its sandbox: pause, snapshots, forks, templates, undo. Where only files are kept, it is
+told as lost."""
 
 from __future__ import annotations
 
