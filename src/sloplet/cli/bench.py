@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SUITES = ("start", "exec", "code", "cli", "import", "rate", "files", "output", "live")
 LIVE_SUITES = ("snapshot", "restore", "fork", "pool", "pause", "weight", "curve")
 NET_SUITES = ("download", "connect", "together", "slow")
+IMAGES_SUITES = ("unpack", "tree", "start", "share")
 RIVALS = ("subprocess", "bwrap", "docker", "runsc")
 
 
@@ -43,7 +44,7 @@ def names(*known: str) -> Names:
     callback=names(),
     metavar="SUITES",
     help=f"Only these suites: {', '.join(SUITES)}; with --live: {', '.join(LIVE_SUITES)}; "
-    f"with --net: {', '.join(NET_SUITES)}.",
+    f"with --net: {', '.join(NET_SUITES)}; with --images: {', '.join(IMAGES_SUITES)}.",
 )
 @click.option(
     "--engine",
@@ -65,27 +66,38 @@ def names(*known: str) -> Names:
 @click.option("--hold", type=click.IntRange(1, 100_000), default=None, help="How many sandboxes to hold at once.")
 @click.option("--live", is_flag=True, help="Snapshots, restores, forks, pools, pauses, beside runsc used by hand.")
 @click.option("--net", is_flag=True, help="The way out over the wire, beside a bare socket and a bare Python relay.")
+@click.option("--images", is_flag=True, help="Unpacking beside tar -x, starts of images, what sandboxes share.")
+@click.option(
+    "--layer",
+    type=click.Path(exists=True, dir_okay=False),
+    default=None,
+    help="With --images: a tar to unpack; else one is made of this machine's files.",
+)
 @click.option(
     "--rounds",
     type=click.IntRange(1, 1000),
     default=None,
-    help="With --live: how many restores (10); with --net: downloads (5).",
+    help="With --live: how many restores (10); with --net: downloads (5); with --images: unpackings (5).",
 )
 @click.option("--plot", type=click.Path(dir_okay=False), default=None, help="With --live: the curves, as an SVG file.")
 @click.option("--check", is_flag=True, help="End with exit code 1 if a bar is missed.")
 @click.option("--json", "as_json", is_flag=True, help="All numbers, raw, as JSON.")
 def bench(
     quick: bool, only: tuple[str, ...], engines: tuple[str, ...], against: tuple[str, ...], with_dockerd: bool,
-    hold: int | None, live: bool, net: bool, rounds: int | None, plot: str | None, check: bool, as_json: bool,
+    hold: int | None, live: bool, net: bool, images: bool, layer: str | None, rounds: int | None, plot: str | None,
+    check: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure Sloplet beside a bare subprocess, bwrap, docker and runsc, in one run. See docs/bench.md."""
     from ..testing.bench.bars import judge
 
-    _check_options(only, live=live, net=net, rounds=rounds, plot=plot)
+    kinds = [kind for kind, asked in (("live", live), ("net", net), ("images", images)) if asked]
+    _check_options(only, kinds, rounds=rounds, plot=plot, layer=layer)
     if live:
         report = _run_live(quick, only, rounds)
     elif net:
         report = _run_net(quick, only, engines, rounds)
+    elif images:
+        report = _run_images(quick, only, rounds, layer)
     else:
         changes: dict[str, Any] = {
             "engines": engines or ("container", "process"), "only": only, "with_dockerd": with_dockerd,
@@ -99,17 +111,22 @@ def bench(
         raise click.exceptions.Exit(1)
 
 
-def _check_options(only: tuple[str, ...], *, live: bool, net: bool, rounds: int | None, plot: str | None) -> None:
-    if live and net:
-        raise click.UsageError("--live and --net are two runs")
-    known = LIVE_SUITES if live else NET_SUITES if net else SUITES
+def _check_options(
+    only: tuple[str, ...], kinds: list[str], *, rounds: int | None, plot: str | None, layer: str | None
+) -> None:
+    if len(kinds) > 1:
+        raise click.UsageError(f"--{kinds[0]} and --{kinds[1]} are two runs")
+    kind = kinds[0] if kinds else ""
+    known = {"live": LIVE_SUITES, "net": NET_SUITES, "images": IMAGES_SUITES}.get(kind, SUITES)
     for name in only:
         if name not in known:
             raise click.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint="--only")
-    if rounds is not None and not (live or net):
-        raise click.UsageError("--rounds goes with --live or --net")
-    if plot is not None and not live:
+    if rounds is not None and not kind:
+        raise click.UsageError("--rounds goes with --live, --net or --images")
+    if plot is not None and kind != "live":
         raise click.UsageError("--plot goes with --live")
+    if layer is not None and kind != "images":
+        raise click.UsageError("--layer goes with --images")
 
 
 def _run(quick: bool, changes: dict[str, Any]) -> Report:
@@ -140,6 +157,17 @@ def _run_net(quick: bool, only: tuple[str, ...], engines: tuple[str, ...], round
         changes["rounds"] = rounds
     with _progress() as say:
         return run_net(quick_plan(**changes) if quick else NetPlan(**changes), say=say)
+
+
+def _run_images(quick: bool, only: tuple[str, ...], rounds: int | None, layer: str | None) -> Report:
+    from ..testing.bench.images.plan import ImagesPlan, quick_plan
+    from ..testing.bench.images.run import run_images
+
+    changes: dict[str, Any] = {"only": only, "layer": layer or ""}
+    if rounds is not None:
+        changes["rounds"] = rounds
+    with _progress() as say:
+        return run_images(quick_plan(**changes) if quick else ImagesPlan(**changes), say=say)
 
 
 @contextmanager

@@ -83,6 +83,8 @@ class Extractor:
         self.attributes = 0  #: extended attributes that were left out
         self.implied: set[Parts] = set()  #: folders that no entry speaks of, but for what is in them
         self._open: dict[Parts, int] = {}  # folders that were last written to
+        self._above: bytes | None = None  # one of them, as the entry before named it
+        self._above_fd = -1
         self._folders: dict[Parts, Entry] = {}  # rights and times are set last: work in them changes both
         self._early_links: list[Entry] = []  # hard links that came before what they link to
 
@@ -137,8 +139,12 @@ class Extractor:
     # -- entries -----------------------------------------------------------------------------
 
     def _add(self, entry: Entry, reader: TarReader) -> None:
-        parts = split_name(entry.name, self.limits)
         kind = entry.kind
+        above, _, base = entry.name.rpartition(b"/")
+        if kind == "file" and above == self._above and base not in (b"", b".", b"..") and b"\0" not in base:
+            self._make_file(self._above_fd, base, entry, reader)  # in the folder of the one before, as most are
+            return
+        parts = split_name(entry.name, self.limits)
         if kind in ("device", "fifo"):
             self.skipped += 1
         elif not parts:
@@ -152,6 +158,8 @@ class Extractor:
             parent, name = self._folder(parts[:-1]), parts[-1]
             if kind == "file":
                 self._make_file(parent, name, entry, reader)
+                if len(above) < MAX_PATH - 256 and self._open.get(parts[:-1]) == parent:
+                    self._above, self._above_fd = above, parent
             elif kind == "folder":
                 self._make_folder(parent, name)
                 self._folders[parts] = entry
@@ -248,6 +256,7 @@ class Extractor:
     def make_room(self, parent: int, name: bytes) -> None:
         """For a later entry of the same name. ``parent`` is still good afterwards; no other folder is: a name may come
         to mean something else when an entry replaces a folder."""
+        self._above = None
         for parts, fd in list(self._open.items()):
             if fd != parent:
                 os.close(self._open.pop(parts))
@@ -264,6 +273,7 @@ class Extractor:
         if fd is not None:
             return fd
         if len(self._open) >= _KEPT_FOLDERS:
+            self._above = None
             os.close(self._open.pop(next(iter(self._open))))
         try:
             fd = open_in(self.root_fd, b"/".join(parts) or b".", _FOLDER, follow=True)
@@ -314,6 +324,7 @@ class Extractor:
         return tuple(held)
 
     def _close_folders(self) -> None:
+        self._above = None
         while self._open:
             os.close(self._open.popitem()[1])
 

@@ -62,7 +62,16 @@ NET_BARS = (
     Bar("host memory while clients read slowly", "slow.memory", "container", 16, suffix=" MiB", full=True),
     Bar("host memory while clients read slowly", "slow.memory", "gvisor", 16, suffix=" MiB", full=True),
 )  # fmt: skip
-PROMISES = {"bench": BARS, "live": LIVE_BARS, "net": NET_BARS}
+IMAGES_BARS = (
+    Bar("unpack a layer against `tar -x`", "unpack.plain", "sloplet", 0.5, at_least=True, against="tar", suffix="x"),
+    Bar("unpack a gzip layer against `tar -x`", "unpack.gzip", "sloplet", 0.5, at_least=True, against="tar",
+        suffix="x"),
+    Bar("an image that is here, beyond image=host", "start.overhead", "image", 0.005, suffix=" s"),
+    Bar("100 sandboxes of one image read one file", "share.inodes", "sloplet", 1, full=True),
+    Bar("and have it once in the page cache", "share.cache", "sloplet", 1.5, suffix="x", full=True),
+    Bar("disk that one more of them takes", "share.disk", "sloplet", 1, suffix=" MiB", full=True),
+)  # fmt: skip
+PROMISES = {"bench": BARS, "live": LIVE_BARS, "net": NET_BARS, "images": IMAGES_BARS}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def machine_line(machine: dict[str, Any]) -> Text:
 
 
 def numbers(report: Report) -> Table:
-    title = {"bench": "sloplet bench", "net": "sloplet bench --net"}[report.kind]
+    title = {"bench": "sloplet bench"}.get(report.kind, f"sloplet bench --{report.kind}")
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("metric", "subject"):
         table.add_column(name, no_wrap=name == "subject")

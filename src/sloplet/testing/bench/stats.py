@@ -140,6 +140,20 @@ NET_METRICS = {
 }
 METRICS |= NET_METRICS
 
+#: Those of ``sloplet bench --images``.
+IMAGES_METRICS = {
+    "unpack.plain": Metric("unpack a layer, plain", "MiB/s", "tar"),
+    "unpack.gzip": Metric("unpack a layer, gzip", "MiB/s", "tar"),
+    "tree.first": Metric("an image of it made ready, for the first time", "s"),
+    "tree.again": Metric("and found again", "s"),
+    "start.image": Metric("create to first result, image here", "s", "host"),
+    "start.overhead": Metric("create to first result, beyond image=host", "s"),
+    "share.inodes": Metric("files that sandboxes of one image see as one file", "1"),
+    "share.cache": Metric("page cache grown by their reading it, times the file", "1"),
+    "share.disk": Metric("disk that one more of them takes", "MiB"),
+}
+METRICS |= IMAGES_METRICS
+
 
 def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
     """How many times the baseline's cost ours is: 1.0 is equal, below 1 is better than it, above 1 worse."""
@@ -149,7 +163,7 @@ def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
 
 
 class Report:
-    """All series of one run, by metric and subject. ``kind``: what was run, "bench", "live" or "net"."""
+    """All series of one run, by metric and subject. ``kind``: what was run, "bench", "live", "net" or "images"."""
 
     def __init__(self, kind: str = "bench") -> None:
         self.kind = kind
