@@ -109,10 +109,13 @@ async def _code(name: str | None, source: str, options: dict[str, Any]) -> int:
 
 async def _run(name: str | None, source: str, options: dict[str, Any], signals: Any) -> int:
     from ..sandbox import AsyncSandbox
+    from .imaging import bring_image
     from .opening import open_box
 
     box = AsyncSandbox(**sandbox_arguments(options)) if name is None else await open_box(name)
     try:
+        if name is None:
+            await bring_image(options)
         result = await _cell(box, source, options)
     finally:
         signals.closing()

@@ -36,19 +36,21 @@ from .working import finish, working
 @json_option
 def create(name: str, reuse: bool, as_json: bool, **options: Any) -> None:
     """Make a named sandbox that stays until `sloplet rm` or its TTL ends it."""
-    info = finish(_create(name, sandbox_arguments(options), reuse), lambda: _look(name))
+    info = finish(_create(name, sandbox_arguments(options), reuse, as_json), lambda: _look(name))
     if as_json:
         print_json(info.to_dict())
     else:
         click.echo(info.name)
 
 
-async def _create(name: str, arguments: dict[str, Any], reuse: bool) -> Any:
+async def _create(name: str, arguments: dict[str, Any], reuse: bool, quiet: bool) -> Any:
     from ..keeper.client import keeper_controller
     from ..network_api import read_secrets
     from ..sandbox import AsyncSandbox
+    from .imaging import bring_image
 
     box = AsyncSandbox(name, **arguments)  # refuses nonsense before a keeper is started
+    await bring_image({**arguments, "as_json": quiet})
     if reuse:
         return await working(f"starting {name}", box.start())
     controller = await keeper_controller()

@@ -114,11 +114,13 @@ def asked_by(options: dict[str, Any]) -> Any:
 
 
 async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], signals: Signals) -> int:
+    from .imaging import bring_image
     from .session import Wiring
 
     began = time.monotonic()
     wiring = Wiring(interactive=options["interactive"], tty=options["tty"], capture=options["as_json"])
     try:
+        await bring_image(options)
         await box.start()
         ready = time.monotonic()
         if options.get("entrypoint"):

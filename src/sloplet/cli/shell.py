@@ -65,6 +65,7 @@ async def _shell(name: str | None, argv: list[str], options: dict[str, Any], giv
 
 async def _session(name: str | None, argv: list[str], options: dict[str, Any], given: list[str], signals: Any) -> int:
     from ..sandbox import AsyncSandbox
+    from .imaging import bring_image
     from .opening import open_box
     from .options import environment
     from .run import execute, tell_ports
@@ -84,6 +85,8 @@ async def _session(name: str | None, argv: list[str], options: dict[str, Any], g
         prompt = (_PLAIN_PROMPT if dumb else _PROMPT).format(name=name or "sandbox")
         options["exec_env"] = {"PS1": prompt, "LANG": "C.UTF-8", **options.get("exec_env", {})}
     try:
+        if name is None:
+            await bring_image(options)
         await box.start()
         if name is None and wiring.pty:
             note(f"a fresh sandbox on the {box.engine} engine: all of it is gone when you leave")

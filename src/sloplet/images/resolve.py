@@ -58,7 +58,7 @@ def resolve(
         return _folder(Path(image.removeprefix("dir:")).expanduser(), image, home)
     if image.startswith(("/", "./", "../", "~/")) or image in (".", "..", "~"):
         path = Path(image).expanduser()
-    elif image.lower().endswith(_TAR_SUFFIXES):
+    elif is_tar(image):
         path = Path(image)
     else:
         return _of_store(image, ImageStore(home) if store is None else store, progress)
@@ -68,6 +68,11 @@ def resolve(
         return _tar(path, image, home, limits)
     except (ValueError, OSError) as error:
         raise _no_access(image, error) from error
+
+
+def is_tar(image: str) -> bool:
+    """Whether a word names a tar rather than an image of a registry."""
+    return image.lower().endswith(_TAR_SUFFIXES)
 
 
 def _of_store(image: str, store: ImageStore, progress: OnImageProgress) -> ResolvedImage:
