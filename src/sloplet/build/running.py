@@ -21,7 +21,7 @@ from .ground import Tree
 from .layertar import Item
 from .mounts import Mounted, patiently
 from .scope import RunWork
-from .threads import in_thread
+from .threads import in_thread, to_the_end
 
 _SCRIPT = "/.sloplet-build-script"
 _KEPT_LINES = 40
@@ -104,8 +104,8 @@ async def run(
         allow_weaker=settings.allow_weaker, controller=controller, volumes=mounted.volumes or None, **settings.limits,
     )  # fmt: skip
     lines = Lines(tell)
-    await patiently(box.start, mounted, tell)
-    async with box:
+    try:
+        await patiently(box.start, mounted, tell)
         certificate = None if is_offline(network) else await authority(box.files)
         await mounted.enter(controller, box.id, tree)
         result = await _execute(work, box, lines)
@@ -114,6 +114,8 @@ async def run(
         if certificate is not None:
             await take_out(box.files, certificate, tree.folder)
         complete = await take_changes(controller, box.id, spool)
+    finally:
+        await to_the_end(box.close())
 
     def items() -> list[Item]:
         listing, contents = read_changes(spool, complete)

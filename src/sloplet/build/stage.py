@@ -147,6 +147,7 @@ class StageBuild:
 
     async def _run(self, work: RunWork) -> Layer | None:
         builder = self._builder
+        self._ground.check_platform()
         settings = builder.options.settings
         network = network_of(work, settings)
         mounted = await builder.mounts.prepare(work, self._folder_of)
@@ -156,7 +157,6 @@ class StageBuild:
         }  # fmt: skip
 
         async def make(spool: Spool) -> list[Item]:
-            self._ground.check_platform()
             tree = await self._ground.tree()
             controller = await builder.controller()
             return await run(work, tree, settings, controller, builder.home, spool, mounted, self._log)

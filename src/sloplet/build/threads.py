@@ -1,10 +1,10 @@
-"""Blocking work of a build, in threads that are waited for: nothing that they use is closed under them."""
+"""Work that is waited for also by who is cancelled: threads, and endings. Nothing is closed under what uses it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,4 +25,15 @@ async def made_in_thread(make: Callable[[], T], undo: Callable[[T], None]) -> T:
             await asyncio.wait({work})
         if not work.cancelled() and work.exception() is None:
             undo(work.result())
+        raise
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Its result; who is cancelled meanwhile returns when it is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            await asyncio.wait({task})
         raise
