@@ -27,14 +27,14 @@ from ..errors import BuildError, BuildFailed, ImageInvalid, SpecError
 from ..images.config import ImageConfig
 from ..images.media import host_platform
 from ..images.store import ImageStore, StoredImage
-from ..setup.apt import configured_sources
+from ..setup.apt import Say, configured_sources
 from ..state.home import Home
 from .cache import BuildCache, key_of
 from .commit import Spool
 from .events import BuildEvent, OnBuildEvent, silent
 from .fromtar import image_items, read_tar
 from .ground import record
-from .layertar import Layer, write_layer
+from .layertar import Item, Layer, write_layer
 from .scope import DEFAULT_PATH
 
 _DISTRIBUTIONS = ("debian", "ubuntu")
@@ -113,7 +113,7 @@ async def make(
 
 
 def _make(
-    wanted: Bootstrap, store: ImageStore, home: Home, no_cache: bool, epoch: int, log: object, stop: threading.Event
+    wanted: Bootstrap, store: ImageStore, home: Home, no_cache: bool, epoch: int, log: Say, stop: threading.Event
 ) -> tuple[StoredImage, bool]:
     sources = wanted.mirror or sources_for(wanted, configured_sources())
     key = key_of("", {
@@ -222,7 +222,7 @@ def command(wanted: Bootstrap, how: str) -> list[str]:
     return [*argv, wanted.suite, "-", wanted.mirror or "-"]
 
 
-def _run(wanted: Bootstrap, sources: str, spool: Spool, epoch: int, log: object, stop: threading.Event) -> list:  # type: ignore[type-arg]
+def _run(wanted: Bootstrap, sources: str, spool: Spool, epoch: int, log: Say, stop: threading.Event) -> list[Item]:
     if shutil.which("mmdebstrap") is None:
         raise BuildError("mmdebstrap is not installed", hint="sudo apt-get install mmdebstrap")
     environment = {
@@ -268,8 +268,7 @@ def _run(wanted: Bootstrap, sources: str, spool: Spool, epoch: int, log: object,
                     pipe.close()
 
 
-def _relay(pipe: BinaryIO, log: object, last: deque[str]) -> None:
-    assert callable(log)
+def _relay(pipe: BinaryIO, log: Say, last: deque[str]) -> None:
     with suppress(ValueError, OSError):  # closed when it is over
         for raw in pipe:
             line = raw.decode("utf-8", "replace").rstrip().rpartition("\r")[2]
