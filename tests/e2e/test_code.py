@@ -307,6 +307,31 @@ class TestStopping:
         results = portal().call(together())
         assert [(one.stdout, one.text) for one in results] == [(f"{n}\n", f"{n}") for n in range(8)]
 
+    def test_a_busy_context(self, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sloplet.code.cell.PATIENCE", (0.1, 0.2, 0.3))
+
+        async def busy() -> None:
+            begun = asyncio.Event()
+            first = asyncio.ensure_future(
+                box._inner.code("import time; ran = 0; print(); time.sleep(2)", on_stdout=lambda _: begun.set())
+            )
+            await begun.wait()
+            with pytest.raises(KernelError, match="another one runs in it"):
+                await box._inner.code("ran = 1", timeout=0.2)
+            assert (await first).ok
+
+        from sloplet.portal import portal
+
+        portal().call(busy())
+        assert box.code("ran").text == "0"
+
+    def test_the_start_of_a_kernel_is_not_the_cells_time(self, box: Sandbox) -> None:
+        script = f"{box.workdir}/slow-python"
+        box.files.write(script, '#!/bin/sh\nsleep 1.5\nexec python3 "$@"\n', mode=0o755)
+        box.contexts.create(name="slow", python=script)
+        assert box.code("5", context="slow", timeout=1).text == "5"
+        box.contexts.remove("slow")
+
     def test_a_queued_cell_is_taken_back(self, box: Sandbox) -> None:
         async def queued() -> None:
             begun = asyncio.Event()

@@ -36,6 +36,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@
 _FRAME = re.compile(rb"\x1e[^\n]*\n")
 #: After a time limit: SIGINT to the kernel at once, to all it started, again, and then no more patience.
 PATIENCE = (1.0, 3.0, 5.0)
+_STARTING = 60.0  # what an interpreter may take to start
 
 
 @dataclass
@@ -215,32 +216,43 @@ class Running:
     async def finish(self) -> CodeResult:
         """Its result. Cancelling this interrupts the cell. KernelError if the kernel ends, Unfinished if the time is
         up and nothing helps."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
-                if self._wishes.timeout is not None:
-                    self._timers.append(loop.call_later(self._wishes.timeout, self._time_is_up, limit))
-                await self._follow()
+                # A kernel that has only just been started may take its time; the cell's own begins with it.
+                self._give(limit, 0.0 if self._kernel.early else _STARTING)
+                await self._follow(limit)
         except TimeoutError:
             if not self._late:
                 raise  # a callback's own
             if self._collector.began is None:
                 raise KernelError(
-                    f"{self._kernel.describe()} was busy for {self._wishes.timeout:g} s with a cell of somebody else's",
+                    f"{self._kernel.describe()} did not begin with the cell in time: another one runs in it",
                     hint="wait longer, interrupt it, or use a context of your own",
                 ) from None
             raise Unfinished(self._outcome()) from None
-        except asyncio.CancelledError:
+        except KernelError:
+            raise
+        except BaseException:
             if line := self._give_up():
                 await self._stream.send(line)
             raise
         finally:
-            for timer in self._timers:
-                timer.cancel()
+            self._disarm()
             self._stream.reset()
         return self._outcome()
 
-    async def _follow(self) -> None:
+    def _give(self, limit: asyncio.Timeout, least: float = 0.0) -> None:
+        """From now on it has its time."""
+        self._disarm()
+        if self._wishes.timeout is not None:
+            wait = max(self._wishes.timeout, least)
+            self._timers = [asyncio.get_running_loop().call_later(wait, self._time_is_up, limit)]
+
+    def _disarm(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    async def _follow(self, limit: asyncio.Timeout) -> None:
         started = await self._stream.started()
         begin = (started.integer(Tag.OFFSET_OUT, 0), started.integer(Tag.OFFSET_ERR, 0))
         reader = Reader(self._kernel.key, self._cell, early=self._kernel.early and begin == self._kernel.offsets)
@@ -252,8 +264,11 @@ class Running:
                 raise ended(self._kernel, await self._stream.result(), last)
             if piece.channel == Channel.ERR:
                 last = (last + piece.data)[-2000:]
+            waiting = self._collector.began is None
             for part in reader.feed(piece.channel, piece.data):
                 await self._collector.take(part)
+            if waiting and self._collector.began is not None and not self._late:
+                self._give(limit)
         taken = reader.taken
         self._kernel.offsets = (begin[0] + taken[0], begin[1] + taken[1])
         self._kernel.early = True
