@@ -520,6 +520,14 @@ def test_an_object_that_is_replaced_meanwhile(misbehaving: Any, box: Sandbox) ->
         box.upload("s3://bucket/x", "f")
 
 
+def test_s3_settings_for_what_is_not_s3(box: Sandbox, tmp_path: Path) -> None:
+    for path in (str(tmp_path), tmp_path, "s3:/x"):
+        with pytest.raises(SpecError, match="path of this machine"):
+            box.upload(path, "x", s3=S3())
+        with pytest.raises(SpecError, match="path of this machine"):
+            box.download("x", path, s3=S3())
+
+
 def test_boto3_is_asked_for(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -78,9 +78,9 @@ async def _connected(source: str, target: str, quiet: bool, s3: S3) -> int:
     bar = None if quiet else Bar()
     try:
         if (there := in_sandbox(target)) is not None:
-            await into(await open_box(there[0]), source, there[1], bar, s3)
+            await into(await open_box(there[0]), source, there[1], bar, s3 if is_s3(source) else None)
         elif (there := in_sandbox(source)) is not None:
-            await out_of(await open_box(there[0]), there[1], target, bar, s3)
+            await out_of(await open_box(there[0]), there[1], target, bar, s3 if is_s3(target) else None)
     finally:
         if bar is not None:
             bar.finish()

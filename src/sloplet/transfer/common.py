@@ -83,7 +83,10 @@ def stays_inside(name: str, text: str) -> bool:
     return ups <= name.count("/") and ".." not in parts[ups:]
 
 
-def host_path(path: str | os.PathLike[str]) -> str:
+def host_path(path: str | os.PathLike[str], s3: object = None) -> str:
+    """``s3``: what was said about S3, which then is not what is meant."""
+    if s3 is not None:
+        raise SpecError(f"s3= is given, and {str(path)[:80]!r} is a path of this machine", hint="s3://BUCKET/KEY")
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise SpecError(f"{text!r} is not a path of this machine", hint="a non-empty string without NUL")

@@ -37,7 +37,7 @@ async def download(
         from ..s3.put import put
 
         return await put(files, source, target, s3, on_progress, max_bytes=max_bytes)
-    path = host_path(target)
+    path = host_path(target, s3)
     info = await files.stat(source)
     if info.is_dir:
         found = await files.list(source, recursive=True)

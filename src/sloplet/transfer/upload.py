@@ -36,7 +36,7 @@ async def upload(
         from ..s3.get import get
 
         return await get(files, source, target, s3, on_progress)
-    path = host_path(source)
+    path = host_path(source, s3)
     with host_errors(path), opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         info = os.fstat(fd)
         if stat.S_ISREG(info.st_mode):
