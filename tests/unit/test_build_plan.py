@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 from sloplet.build.dockerfile import parse
@@ -174,3 +177,66 @@ def test_copies() -> None:
 def test_what_makes_no_sense(text: str, words: str) -> None:
     with pytest.raises(RecipeInvalid, match=f"line 2: .*{words}"):
         taken(text)
+
+
+# -- whatever is written ------------------------------------------------------------------
+
+_WHOLE = """# syntax=docker/dockerfile:1
+# escape=\\
+ARG V=1 N=${V:-2}
+FROM debian:${V} AS one
+RUN --mount=type=cache,target=/c,id=x --network=none echo "a b" $V \\
+  # comment
+
+  && echo 'c'
+RUN <<EOF
+set -e
+EOF
+COPY --from=one --chown=a:b --chmod=755 ["a b", "/c/"]
+COPY <<-"E" <<F /d/
+\tx ${V#*.} ${N%%x} ${P/a/b}
+\tE
+$V
+F
+ENV A=b C="d e" F='g'
+ENV old value
+LABEL a.b="c"
+WORKDIR ${A:+x}/y
+USER a:b
+EXPOSE 80 90-92/udp
+VOLUME ["/x", "/y"]
+HEALTHCHECK --interval=1m --retries=2 CMD ["a"]
+STOPSIGNAL SIGTERM
+SHELL ["/bin/sh", "-c"]
+ENTRYPOINT ["a"]
+CMD a b
+ONBUILD RUN <<X
+x
+X
+FROM scratch
+ADD --exclude=*.o a* /
+"""
+
+
+def test_nothing_that_is_written_is_more_than_an_error_with_its_line() -> None:
+    chance = random.Random(5)
+    pieces = ["\\", "\n", "$", "${", "}", "'", '"', "<<", "<<E", "[", "]", "--", "=", ",", " ", "\t", "#", "FROM ",
+              "\x7f", "é", "RUN", "${A:?x}", "--mount=", "\ud800", "\r\n", "/", "*", "AS", "0", "E\n"]  # fmt: skip
+    refused = []
+    for _ in range(3000):
+        text = _WHOLE
+        for _ in range(chance.randint(1, 6)):
+            start = chance.randrange(len(text))
+            end = start + chance.choice((0, 0, 1, 3, 20))
+            text = text[:start] + chance.choice(pieces) * chance.randint(0, 2) + text[end:]
+        try:
+            recipe = parse(text)
+            planned = make_plan(recipe, build_args={}, defined=DEFINED)
+            for each in planned.stages:
+                scope = Scope(ImageConfig(), build_args={}, leading=planned.arguments, epoch=0)
+                for step in each.stage.steps:
+                    scope.take(step)
+        except RecipeInvalid as error:
+            refused.append(error.message)
+    assert [text for text in refused if not re.match(r"Dockerfile (line \d+: |has no FROM)", text)] == []
+    assert 500 < len(refused) < 3000
