@@ -35,7 +35,7 @@ from .state.home import Home, remove_log
 from .state.locks import Owner
 from .state.snapshots import SnapshotStore
 from .state.store import Store
-from .volumed import bring_copies, drop_copies, open_for
+from .volumed import bring_copies, drop_copies, give_back, open_for
 from .wire.fields import Fields
 from .wire.mux import HostMux, HostStream
 from .wire.schema import Op, Tag
@@ -218,6 +218,7 @@ class Holder:
                 await give_owners(live)
             await origin.lay_out(live)
             if not alone:
+                await give_back(live, origin)
                 await bring_copies(self, live, origin)
             await furnish(live, _START_TIMEOUT, again=again)
         except BaseException:

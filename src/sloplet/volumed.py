@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from .errors import SlopletError, StartFailed
 from .spec import SandboxSpec
+from .wire.fields import Fields
+from .wire.mux import request
+from .wire.schema import Op, Tag
 
 if TYPE_CHECKING:
     from .controller import SandboxInfo, Stream
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from .state.home import Home
     from .timeline import Origin
     from .volumes.opening import Opened
+
+_AT_ONCE = 64
 
 
 async def open_for(holder: Holder, info: SandboxInfo, spec: SandboxSpec, *, alone: bool) -> Opened | None:
@@ -85,6 +90,27 @@ def applied_of(home: Home, sandbox_id: str, spec: SandboxSpec) -> dict[str, str]
     }
 
 
+async def give_back(live: Live, origin: Origin) -> None:
+    """What the image gives to the sandbox's user is his, also where volumes have exchanged him with root."""
+    facts = getattr(live.engine, "machine", None)
+    if origin.opened is not None or facts is None or all(not volume.mounted for volume in origin.spec.volumes):
+        return
+    from .volumes.swapped import users_own
+
+    paths = await asyncio.to_thread(users_own, live.image, origin.spec, facts)
+    for first in range(0, len(paths), _AT_ONCE):
+        streams = [live.mux.open(_chown(path, origin.spec.run_user)) for path in paths[first : first + _AT_ONCE]]
+        for stream in streams:
+            try:
+                await stream.result()
+            except SlopletError:
+                live.mux.check()  # what cannot be given stays root's
+
+
+def _chown(path: str, owner: str) -> Fields:
+    return request(Op.CHOWN, (Tag.PATH, path), (Tag.OWNER, owner), (Tag.USER, "0"))
+
+
 async def bring_copies(holder: Holder, live: Live, origin: Origin) -> None:
     """Copy folders into a sandbox that has just started, unless they came with what it started from. VolumeError,
     StartFailed."""
@@ -107,7 +133,6 @@ async def bring_copies(holder: Holder, live: Live, origin: Origin) -> None:
 async def _bring(live: Live, folder: Path, path: str) -> None:
     from .files import AsyncFiles
     from .transfer.upload import upload_tree
-    from .wire.fields import Fields
 
     async def ask(fields: Fields) -> Stream:
         return live.mux.open(fields)

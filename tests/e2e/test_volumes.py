@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +222,51 @@ def test_forks_share_what_is_shared(engine: str, name: str) -> None:
         assert box.run("cat /data/0 /data/1").stdout == "0\n1\n"
         for child in children:
             child.close()
+
+
+@pytest.fixture(scope="module")
+def app_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image with a user of its own, who has a home and files in it."""
+    found = shutil.which("busybox")
+    if found is None or b"ld-linux" in Path(found).read_bytes()[:4096]:
+        pytest.skip("no static busybox here (apt-get install busybox-static)")
+    tar = tmp_path_factory.mktemp("image") / "app.tar"
+    with tarfile.open(tar, "w") as archive:
+
+        def add(
+            name: str, owner: int, mode: int, data: bytes = b"", kind: bytes = tarfile.REGTYPE, to: str = ""
+        ) -> None:
+            entry = tarfile.TarInfo(name)
+            entry.uid = entry.gid = owner
+            entry.mode, entry.size, entry.type, entry.linkname = mode, len(data), kind, to
+            archive.addfile(entry, io.BytesIO(data))
+
+        for folder, owner in (("bin", 0), ("etc", 0), ("home", 0), ("home/app", 1000), ("srv", 0), ("srv/app", 1000)):
+            add(folder, owner, 0o700 if folder == "home/app" else 0o755, kind=tarfile.DIRTYPE)
+        add("bin/busybox", 0, 0o755, Path(found).read_bytes())
+        for link in ("sh", "stat", "cat", "touch", "echo"):
+            add(f"bin/{link}", 0, 0o777, kind=tarfile.SYMTYPE, to="busybox")
+        add("etc/passwd", 0, 0o644, b"root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/home/app:/bin/sh\n")
+        add("etc/group", 0, 0o644, b"root:x:0:\napp:x:1000:\n")
+        add("home/app/mine", 1000, 0o600, b"mine\n")
+    name = f"local/volumes-{os.urandom(4).hex()}:1"
+    command = [sys.executable, "-m", "sloplet.cli", "image"]
+    done = subprocess.run([*command, "import", str(tar), name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    yield name
+    subprocess.run([*command, "rm", name], capture_output=True, check=True)
+
+
+def test_an_images_user_keeps_what_is_his(engine: str, app_image: str, repo: Path, name: str) -> None:
+    """Also where the volumes' owner takes root's place for it."""
+    volumes = {"/src": Volume(repo, mode="rw"), "/data": name}
+    with Sandbox(engine=engine, image=app_image, user="app", volumes=volumes) as box:
+        said = box.run(
+            "stat -c %U /home/app /home/app/mine /srv/app /src /data; cat /home/app/mine; touch /srv/app/x /src/x"
+        )
+        assert (said.stdout, said.stderr) == ("app\n" * 5 + "mine\n", "")
+        assert [change.path for change in box.diff(text=False).changes] == ["/srv/app/x"]
+    assert outside(repo / "x") == outside(repo)
 
 
 def test_templates_have_them_or_others(engine: str, repo: Path, tmp_path: Path) -> None:

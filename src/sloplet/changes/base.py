@@ -6,6 +6,7 @@ links to anywhere. What cannot be read for us is told as such (``Unreadable``), 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -13,9 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
+from ..engines import jail
 from ..engines.base import ResolvedImage
+from ..engines.machine import machine
+from ..errors import EngineError
 from ..fs import FILE, FOLDER, open_in
 from ..images import host
+from ..images.opening import Opener
 
 _NODE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -70,12 +75,15 @@ class NoBase:
 class FolderBase:
     """A folder of the host as the root (``image="dir:..."``, unpacked images)."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, owners: bool = False, public: bool = False) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, owners: bool = False, public: bool = False, mapped: bool = False
+    ) -> None:
         """``owners``: its files carry the owners that are seen inside. ``public``: only what is open to everybody can
-        be read inside, so it is not read here either."""
+        be read inside, so it is not read here either. ``mapped``: some may be subordinate ids', whom we act for."""
         self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owners = owners
         self._public = public
+        self._opener = Opener(self._root) if mapped else None
         self._last: tuple[str, Node | None] = ("", None)  # both sides of a comparison ask for the same path in turn
 
     def lstat(self, path: str) -> Node | None:
@@ -83,9 +91,20 @@ class FolderBase:
             self._last = (path, self._look(path))
         return self._last[1]
 
+    def _open(self, path: str, flags: int) -> int:
+        try:
+            return open_in(self._root, _below(path), flags)
+        except PermissionError:
+            if self._opener is None:
+                raise
+            try:
+                return self._opener.open(_below(path), flags)
+            except EngineError as error:  # there is no such child to be had
+                raise PermissionError(errno.EACCES, error.message) from error
+
     def _look(self, path: str) -> Node | None:
         try:
-            fd = open_in(self._root, _below(path), _NODE)
+            fd = self._open(path, _NODE)
         except (OSError, ValueError):
             return None
         try:
@@ -104,7 +123,7 @@ class FolderBase:
 
     def listdir(self, path: str) -> list[str]:
         try:
-            fd = open_in(self._root, _below(path), FOLDER)
+            fd = self._open(path, FOLDER)
         except (OSError, ValueError):
             return []
         try:
@@ -118,7 +137,7 @@ class FolderBase:
 
     def open(self, path: str) -> int:
         try:
-            fd = open_in(self._root, _below(path), FILE)
+            fd = self._open(path, FILE)
         except (OSError, ValueError) as error:
             raise Unreadable from error
         info = os.fstat(fd)
@@ -128,6 +147,8 @@ class FolderBase:
         return fd
 
     def close(self) -> None:
+        if self._opener is not None:
+            self._opener.close()
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
@@ -204,7 +225,7 @@ def base_of(image: ResolvedImage) -> Base:
     if image.kind == "host":
         return HostBase(host.look())
     assert image.path is not None
-    return FolderBase(Path(image.path), owners=image.owners_kept)
+    return FolderBase(Path(image.path), owners=image.owners_kept, mapped=jail.mode(machine()) == "range")
 
 
 @contextmanager
