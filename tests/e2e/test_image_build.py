@@ -327,6 +327,10 @@ def test_triggers_of_a_base(context: Path) -> None:
     assert built.log[-1] == "a"
     assert dict(built.image.config.env)["T"] == "1"
     assert built.image.config.on_build == ()
+    for number, trigger in enumerate(("COPY --from=x a b", "RUN --mount=from=x,target=/y z", "FROM x", "NONSENSE", "")):
+        busybox_image(default_home(), f"base:{number}", on_build=(trigger,))  # whoever made it may write anything
+        with pytest.raises(RecipeInvalid):
+            build(f"FROM base:{number}\n")
 
 
 def test_mounts_are_seen_and_not_kept(context: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from .copying import copy_items, folder_items, select
 from .dockerfile import parse_trigger
 from .events import BuildEvent
 from .ground import Ground
-from .instructions import Copy, Instruction
+from .instructions import Copy, Instruction, Run
 from .layertar import Item, Layer, write_layer
 from .plan import Plan, PlannedStage
 from .running import network_facts, network_of, run
@@ -235,5 +235,6 @@ class StageBuild:
 
 def _check_triggers(triggers: Sequence[Instruction], base: Instruction) -> None:
     for trigger in triggers:
-        if isinstance(trigger, Copy) and trigger.origin is not None:
+        copies = isinstance(trigger, Copy) and trigger.origin is not None
+        if copies or (isinstance(trigger, Run) and any(mount.get("from") for mount in trigger.mounts)):
             raise base.line.wrong("the image has an ONBUILD with --from, which is not supported")
