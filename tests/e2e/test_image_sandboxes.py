@@ -165,3 +165,17 @@ def test_the_verbs(name: str) -> None:
         assert failed.returncode == 125
         assert says in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_exported_and_imported(name: str, store: ImageStore, tmp_path: Path) -> None:
+    """With its image, whose files may be others' on disk, and with what that says of itself."""
+    with Sandbox(image=name, engine="container") as box:
+        box.run("echo mine > /root/note || echo mine > note", check=True)
+        box.export(str(tmp_path / "box.sloplet"))
+        told = box.run("stat -c '%a %u:%g' /home/app", check=True).stdout
+    store.remove(name)
+    with Sandbox.load(str(tmp_path / "box.sloplet")) as box:
+        assert box.run("cat /root/note 2>/dev/null || cat note").stdout == "mine\n"
+        assert box.run("echo $FROM_IMAGE").stdout == "yes\n"
+        if os.geteuid() == 0:
+            assert box.run("stat -c '%a %u:%g' /home/app").stdout == told

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import BinaryIO
 
 from ..engines.base import ResolvedImage
 from ..errors import ImageError, ImageInvalid, ImageNotFound, SnapshotIncompatible
+from ..images.config import parse_config
 from ..images.resolve import publish_staged, resolve, unpack_staged, unpacked
 from ..images.staging import Staging
+from ..images.trees import disk_owners
 from ..images.unpack import UnpackLimits
 from ..state.home import Home
 from ..state.locks import FileLock, image_lock_path
@@ -78,7 +81,8 @@ class Incoming:
             publish_staged(self._staging, content, {**self._entries, "source": self._manifest.image.reference})
             self._image = unpacked(self._home, content)
         image, self._image = self._image, None
-        return image
+        config = self._manifest.image.config
+        return replace(image, config=parse_config(config.encode())) if config else image
 
 
 def here(home: Home, manifest: Manifest) -> ResolvedImage | None:
@@ -111,7 +115,8 @@ def _by_reference(home: Home, facts: ImageFacts) -> ResolvedImage:
     if image.path is not None:
         if facts.key and image.path.parent == home.images / facts.key:
             return image
-        if facts.content and rootfs.measure(image.path, owners=image.owners_kept)[1] == facts.content:
+        owners = disk_owners(image) or False
+        if facts.content and rootfs.measure(image.path, owners=owners)[1] == facts.content:
             return image
     image.close()
     raise ImageNotFound(

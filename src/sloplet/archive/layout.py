@@ -15,6 +15,7 @@ from typing import Any
 
 from ..engines.base import StateFormat
 from ..errors import SlopletError, SnapshotDamaged, SnapshotIncompatible
+from ..images.config import MAX_CONFIG, parse_config
 from ..spec import NAME_RE as SANDBOX_RE
 from ..spec import Limits, SandboxSpec
 from ..state.layout import MANIFEST, NAME_RE, OBJECT_RE
@@ -86,11 +87,12 @@ class ImageFacts:
     key: str = ""
     content: str = ""
     owners: bool = False
+    config: str = ""  #: what the image says of how it wants to be run, as OCI has it
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "kind": self.kind, "reference": self.reference, "host": self.host, "key": self.key,
-            "content": self.content, "owners": self.owners,
+            "content": self.content, "owners": self.owners, "config": self.config,
         }  # fmt: skip
 
 
@@ -203,7 +205,10 @@ def _image(raw: Mapping[str, Any]) -> ImageFacts:
     digests = {name: _digest(raw[name]) if raw[name] else "" for name in ("host", "key", "content")}
     if raw["kind"] == "rootfs" and not (digests["key"] or digests["content"]):
         raise ValueError("an image without a digest")
-    return ImageFacts(raw["kind"], _text(raw["reference"], 4096), **digests, owners=bool(raw["owners"]))
+    config = _text(raw["config"], MAX_CONFIG) if raw.get("config") else ""  # before there were such images
+    if config:
+        parse_config(config.encode())
+    return ImageFacts(raw["kind"], _text(raw["reference"], 4096), **digests, owners=bool(raw["owners"]), config=config)
 
 
 def _format(raw: Mapping[str, Any]) -> StateFormat:

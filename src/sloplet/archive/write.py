@@ -14,6 +14,7 @@ from typing import Any
 from ..engines.base import ResolvedImage
 from ..errors import FileExists, SaveFailed, SnapshotDamaged, SpecError
 from ..fs import FILE, NEW_FILE, write_all
+from ..images.trees import disk_owners
 from ..state.home import Home
 from ..state.opened import Opened
 from ..volumespec import left_behind
@@ -128,7 +129,8 @@ def write(target: Target, opened: Opened, image: ResolvedImage, home: Home, work
                 sink.member(layout.STATE_PREFIX + member.name, member.bytes, pieces, manifest.created_at)
         if manifest.packed is not None:
             assert image.path is not None
-            with closing(_checked(rootfs.tar(image.path, owners=image.owners_kept), manifest.packed, work)) as pieces:
+            tar = rootfs.tar(image.path, owners=disk_owners(image) or False)
+            with closing(_checked(tar, manifest.packed, work)) as pieces:
                 sink.member(manifest.packed.name, manifest.packed.bytes, pieces, manifest.created_at)
         sink.finish()
     except OSError as error:
@@ -166,10 +168,16 @@ def _image_facts(opened: Opened, image: ResolvedImage, home: Home, *, include: b
     key = ""
     if image.path.name == "rootfs" and image.path.parent.parent == home.images:
         key = image.path.parent.name
+    owners = disk_owners(image)
+    facts = ImageFacts("rootfs", reference, key=key, owners=owners is not None, config=_config(image))
     if key and not include:
-        return ImageFacts("rootfs", reference, key=key, owners=image.owners_kept), None
-    size, content = rootfs.measure(image.path, owners=image.owners_kept)
-    return ImageFacts("rootfs", reference, key=key, content=content, owners=image.owners_kept), size
+        return facts, None
+    size, content = rootfs.measure(image.path, owners=owners or False)
+    return replace(facts, content=content), size
+
+
+def _config(image: ResolvedImage) -> str:
+    return "" if image.config is None else image.config.to_json().decode()
 
 
 def _pieces(opened: Opened, member: Member) -> Generator[bytes, None, None]:

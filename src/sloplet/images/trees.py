@@ -67,6 +67,15 @@ def leased(home: Home, tree: str, config: ImageConfig | None = None) -> Resolved
             lock.release(remove=False)
 
 
+def disk_owners(image: ResolvedImage) -> userns.OwnerMap | None:
+    """From owners of its files on disk to those inside; None: the disk does not say."""
+    if image.owners_kept:
+        return lambda uid, gid: (uid, gid)
+    if image.path is not None and userns.acts_for_others() and os.path.lexists(image.path.parent / COMPOSED):
+        return userns.inside()
+    return None
+
+
 class Trees:
     """Makes trees of images that are on record."""
 

@@ -22,9 +22,12 @@ from ..engines.plan import Set
 from ..errors import EngineError, StateUnwritable, from_dict
 from ..fs import FOLDER, remove_tree
 from .jobs import JOBS
+from .owners import NOBODY
 from .worker import receive, send
 
 Tell = Callable[[int], None]
+OwnerMap = Callable[[int, int], tuple[int, int]]
+_MAPS = (Set.UID_MAP, Set.GID_MAP)
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 
 
@@ -33,6 +36,29 @@ def owners_tag() -> str:
     here = machine()
     kind = jail.mode(here)
     return f"{kind} {here.uid}:{here.gid} {here.subuid} {here.subgid}" if kind == "range" else kind
+
+
+def acts_for_others() -> bool:
+    """Whether files of images may belong to subordinate ids, for whom a child can act."""
+    return jail.mode(machine()) == "range"
+
+
+def inside() -> OwnerMap:
+    """From owners on disk to owners inside, where the map is that of a user with subordinate ids."""
+    maps = {step.kind: str(step.args[0]) for step in jail.id_maps(machine(), 0) if step.kind in _MAPS}
+    users, groups = (_ranges(maps[kind]) for kind in _MAPS)
+    return lambda uid, gid: (_mapped(users, uid), _mapped(groups, gid))
+
+
+def _ranges(text: str) -> list[tuple[int, int, int]]:
+    return [(int(a), int(b), int(c)) for a, b, c in (line.split() for line in text.splitlines())]
+
+
+def _mapped(ranges: list[tuple[int, int, int]], number: int) -> int:
+    for first, outside, count in ranges:
+        if outside <= number < outside + count:
+            return first + number - outside
+    return NOBODY
 
 
 def run(job: str, arguments: dict[str, Any], fds: Sequence[int], tell: Tell = lambda done: None) -> dict[str, Any]:
