@@ -68,7 +68,7 @@ RULES = [
             ["engines", "wire", "runtime", "state", "sandbox", "keeper", "cli", "network.egress"],
             "specs are plain values",
         )
-        for part in ("netspec", "secretspec", "quantities")
+        for part in ("netspec", "secretspec", "volumespec", "quantities")
     ),
     *(
         (
@@ -118,6 +118,7 @@ RULES = [
     ("holder", ["cli", "sync", "sandbox", "keeper", "testing"], "and so is what it stands on"),
     ("timeline", ["cli", "sync", "sandbox", "keeper", "testing"], "and its live state"),
     ("pools", ["cli", "sync", "sandbox", "keeper", "testing"], "and its pools"),
+    ("volumes", ["runtime", "holder", "cli", "sandbox", "keeper", "engines.registry"], "volumes know no sandboxes"),
     ("images", ["runtime", "engines.registry", "cli", "sandbox", "keeper", "build"], "images know no sandboxes"),
     *(
         (f"build.{part}", ["engines", "wire", "controller", "runtime", "state", "sandbox", "fs"], "recipes are pure")

@@ -92,6 +92,9 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     if document["expires_at"] is not None:
         lines.append(("expires in", span(document["expires_at"] - time.time())))
     lines += [("port", f"{port['inside']} at {port['url']}") for port in document["ports"]]
+    for volume in spec["volumes"]:  # what is mounted in a running one is among its guarantees
+        if volume["mode"] == "copy" or not document["guarantees"]:
+            lines.append(("volume", f"{volume['path']}: {volume['source'] or 'nothing'} ({volume['mode']})"))
     lines += _saved_lines(document)
     if metrics:
         lines += [
