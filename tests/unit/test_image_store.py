@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -157,6 +158,26 @@ def test_after_a_loss_of_power(store: ImageStore, monkeypatch: pytest.MonkeyPatc
         os.truncate(root / "bin/tool", 1)
     with opened(store, image) as root:
         assert (root / "bin/tool").read_text() == "t", "it is used as it is"
+
+
+def test_a_tree_that_somebody_deleted(store: ImageStore) -> None:
+    image = make_image(store, BASE)
+    with opened(store, image) as root:
+        pass
+    shutil.rmtree(root)
+    with opened(store, image) as root:
+        assert (root / "bin/tool").read_text() == "tool"
+    shutil.rmtree(store.home.images / "layers")
+    with opened(store, image) as root:
+        assert (root / "bin/tool").read_text() == "tool", "a tree does not need its layers"
+
+
+def test_many_layers(store: ImageStore) -> None:
+    """No limit of the kernel's counts, nor on open files."""
+    layers = [tar(member(f"f{number}", b"x"), member("last", str(number).encode())) for number in range(300)]
+    with opened(store, make_image(store, *layers)) as root:
+        assert len(os.listdir(root)) == 301
+        assert (root / "last").read_text() == "299"
 
 
 def test_what_is_in_use_stays(store: ImageStore) -> None:

@@ -6,6 +6,7 @@ somebody's work: it stays for ``GRACE`` seconds. What a record names, and what s
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -19,7 +20,9 @@ from ..fs import FOLDER
 from ..state.connection import Connected
 from ..state.home import Home, unwritable
 from ..state.image_rows import needed
+from ..state.layout import MANIFEST
 from ..state.locks import FileLock, image_lock_path
+from ..state.opened import tree_of
 from . import lease, userns
 from .blobs import BlobStore
 from .compose import LAYER_FACTS
@@ -90,7 +93,7 @@ def _candidates(
     if not (trees or layers or blobs):
         return []
     stays = needed(store)
-    kept_trees = {key_of(chain) for chain in stays.chains} | stays.trees
+    kept_trees = {key_of(chain) for chain in stays.chains} | stays.trees | (_trees_of_states(home) if tars else set())
     kept_layers = {key_of(diff.removeprefix("sha256:")) for diff in stays.diffs}
     before = time.time() - grace
     found = [("blob", digest) for digest in blobs if digest not in stays.blobs and _old(home, digest, known, before)]
@@ -99,6 +102,17 @@ def _candidates(
         composed = os.path.lexists(home.images / name / COMPOSED)
         if name not in kept_trees and (composed or tars):
             found.append(("tree", name))
+    return found
+
+
+def _trees_of_states(home: Home) -> set[str]:
+    """What saved states need, as they say themselves: those of older versions are not on record with it."""
+    found: set[str] = set()
+    for name in _names(home.snapshots):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            tree = tree_of(home, json.loads((home.snapshots / name / MANIFEST).read_bytes())["image"])
+            if tree is not None:
+                found.add(tree)
     return found
 
 

@@ -44,14 +44,14 @@ def lock_key(tree: str) -> str:
 
 
 def leased(home: Home, tree: str, config: ImageConfig | None = None) -> ResolvedImage | None:
-    """What lies in ``images/TREE``, with a lease. None: it is just going, or not whole after a loss of power.
+    """What lies in ``images/TREE``, with a lease. None: it is going, or not whole (a loss of power, somebody's rm).
     FileNotFoundError: it is not there. ImageInvalid: it is damaged."""
     folder = home.images / tree
     lock = lease.take(folder)
     if lock is None:
         return None
     try:
-        if not is_whole(folder):
+        if not is_whole(folder) or not os.path.isdir(folder / "rootfs"):
             return None
         facts = json.loads((folder / lease.FACTS).read_bytes())
         held = lease.Lease(lock)
