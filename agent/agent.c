@@ -40,7 +40,7 @@ int agent_volumes;
 char agent_volume[AGENT_VOLUMES][512];
 int (*agent_fence)(int fence_fd);
 bool agent_scratch_in_memory, agent_own_ipc;
-bool agent_powers, agent_no_setid;
+bool agent_powers, agent_no_setid, agent_no_leases;
 struct guest guest = {.null_fd = -1};
 
 #define IDLE_TRIM (300 * MSEC)

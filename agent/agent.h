@@ -40,8 +40,9 @@ extern char agent_volume[AGENT_VOLUMES][512];
 #define AGENT_POWERS (1u << 0 | 1u << 1 | 1u << 3 | 1u << 4 | 1u << 5 | 1u << 6 | 1u << 7 | 1u << 10 | 1u << 18)
 extern bool agent_powers;
 
-/* Commands cannot give files setuid and setgid bits: they can write where other users of the host get. */
-extern bool agent_no_setid;
+/* Commands cannot give files setuid and setgid bits: they can write where other users of the host get. Nor take leases: they can
+ * open what others there open. */
+extern bool agent_no_setid, agent_no_leases;
 
 /* For the memory watchdog: the root lies on a tmpfs, whatever an overlay says of its own type; the ipc namespace is the
  * sandbox's alone. */

@@ -182,6 +182,7 @@ static int sandbox(void) {
     if (!(plan->flags & PLAN_NAMESPACES)) agent_fence = fence_command;
     agent_powers = plan->flags & PLAN_POWERS;
     agent_no_setid = plan->flags & PLAN_NO_SETID;
+    agent_no_leases = plan->flags & PLAN_NO_LEASES;
     if (keep_for_agent() < 0) return END_AGENT_FAILED;
     return agent_main(FD_WIRE_IN, FD_WIRE_OUT);
 }

@@ -33,6 +33,7 @@ enum {
     PLAN_HOST_MOUNTS = 2,   /* the caller is root: TREE and EXT4 steps run before the sandbox's own creds */
     PLAN_PROBE = 4,         /* build everything, then report success instead of serving */
     PLAN_DENY_SETGROUPS = 8, /* one uid only: the kernel wants setgroups off before the gid map */
+    PLAN_NO_LEASES = 128,    /* nor take leases on files */
     PLAN_NO_SETID = 64,      /* commands cannot make setuid and setgid files (agent.h) */
     PLAN_POWERS = 32,        /* root inside has its powers (agent.h) */
     PLAN_MINDER = 16         /* gVisor: the first process is a minder with a control socket, not the agent */
@@ -212,6 +213,7 @@ void seccomp_no_membarrier(void);
 int seccomp_no_user_namespaces(void);
 int seccomp_no_ping(void);
 int seccomp_no_setid(void);
+int seccomp_no_leases(void);
 
 /* supervise.c */
 void hold_signals(void);

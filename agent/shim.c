@@ -204,7 +204,8 @@ NO_SANITIZER static int command_main(void *arg)
     if (enter_cwd(s) < 0)
         goto failed;
     s->error_part = PART_COMMAND;
-    if ((agent_fence && agent_fence(FENCE_FD) < 0) || (agent_no_setid && seccomp_no_setid() < 0))
+    if ((agent_fence && agent_fence(FENCE_FD) < 0) || (agent_no_setid && seccomp_no_setid() < 0) ||
+        (agent_no_leases && seccomp_no_leases() < 0))
         goto failed;
     close_from(3);
     sigemptyset(&none);

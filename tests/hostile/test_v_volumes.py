@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -87,6 +88,19 @@ def test_nothing_becomes_setuid_outside(target: Target, folder: Path) -> None:
         box.run("chmod 755 /f/s; touch /f/alive", cwd="/f", check=True)
     assert {path.name for path in folder.iterdir()} >= {"s", "alive"}
     assert [path for path in folder.rglob("*") if os.lstat(path).st_mode & 0o6000] == []
+
+
+def test_nobody_outside_is_held_up(target: Target, folder: Path) -> None:
+    (folder / "f").write_text("x")
+    os.chmod(folder / "f", 0o666)
+    script = (
+        "import fcntl, os; fd = os.open('/f/f', os.O_RDONLY); print(fcntl.fcntl(fd, fcntl.F_GETLEASE), flush=True);"
+        "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)"
+    )
+    with target.box(volumes={"/f": folder}) as box:
+        done = box.run(["python3", "-c", script])
+    assert done.stdout == f"{fcntl.F_UNLCK}\n"
+    assert "PermissionError" in done.stderr
 
 
 def test_links_lead_nowhere_but_inside(target: Target, folder: Path, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_without_root_the_map_is_the_sandboxs() -> None:
 def test_setuid_is_kept_from_folders_of_the_host(volumes: tuple[Mount, ...], kept: bool) -> None:
     (flags,) = [step.args[0] for step in plan(ROOT, *volumes) if step.kind is Set.FLAGS]
     assert bool(int(flags) & PlanFlag.NO_SETID) == kept
+    assert bool(int(flags) & PlanFlag.NO_LEASES) == bool({REPO, SHOWN} & set(volumes))
     assert ("nosetid" in mounting.guest_words(volumes)) == kept
 
 

@@ -146,8 +146,7 @@ def _settings(request: JailRequest, machine: Machine, controls: Controls) -> lis
     if request.probe:
         flags |= PlanFlag.PROBE
     caps = (1 << 41) - 1 if "caps" in request.weaken else AGENT_CAPS
-    if mounting.reaches_out(request.volumes):
-        flags |= PlanFlag.NO_SETID
+    flags |= mounting.flags(request.volumes)
     if powers(request, machine):
         flags |= PlanFlag.POWERS
         caps |= POWERS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UnsupportedOperation
 from .base import Guarantee, Mount
 from .machine import FIRST_RANGE, RANGE_SIZE, RANGES, Machine
-from .plan import MAX_SLOTS, Attr, Do, Set, Step, VolumeFlag, step
+from .plan import MAX_SLOTS, Attr, Do, PlanFlag, Set, Step, VolumeFlag, step
 
 if TYPE_CHECKING:
     from .jail import JailRequest
@@ -34,6 +34,12 @@ def given(request: JailRequest) -> tuple[int, ...]:
 def reaches_out(volumes: Sequence[Mount]) -> bool:
     """Whether what is written inside lands where other users of the host may get at it."""
     return any(not volume.private and not volume.read_only for volume in volumes)
+
+
+def flags(volumes: Sequence[Mount]) -> PlanFlag:
+    """What commands are kept from by them."""
+    found = PlanFlag.NO_SETID if reaches_out(volumes) else PlanFlag(0)
+    return found | PlanFlag.NO_LEASES if any(not volume.private for volume in volumes) else found
 
 
 def guest_words(volumes: Sequence[Mount]) -> list[str]:

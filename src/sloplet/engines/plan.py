@@ -69,6 +69,7 @@ class PlanFlag(IntFlag):
     MINDER = 16
     POWERS = 32
     NO_SETID = 64
+    NO_LEASES = 128
 
 
 class TreeFlag(IntFlag):
