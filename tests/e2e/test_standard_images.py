@@ -22,6 +22,8 @@ from sloplet.images.store import ImageStore
 from sloplet.recipes import base, build, recipe, template_name, warm
 from sloplet.state.home import Home
 
+pytestmark = pytest.mark.timeout(400)  # the first of them waits for mmdebstrap
+
 #: What apt says of a mirror that this machine cannot reach.
 _UNREACHABLE = re.compile(r"Failed to fetch|Could not (resolve|connect)|Temporary failure|Unable to fetch|Connection")
 
