@@ -71,10 +71,14 @@ def kills(box: AgentClient) -> int:
     return int(box.call(Op.METRICS).closed[Tag.COUNT])
 
 
+#: With a /dev/shm of its own: what lies in the host's is not the sandbox's, and would count.
+ALONE = [*INIT, "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
+
+
 @pytest.fixture(params=["init", "bare"])
 def box(request: pytest.FixtureRequest) -> Iterator[AgentClient]:
     """As PID 1, where all of /proc is the sandbox's, and as an ordinary process, which looks at its descendants."""
-    with agent(prefix=INIT if request.param == "init" else []) as client:
+    with agent(prefix=ALONE if request.param == "init" else []) as client:
         yield client
 
 
