@@ -21,7 +21,8 @@ from sloplet.images.media import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST,
 
 @dataclass
 class Reply:
-    """``length`` may lie; ``cut``: close after so many bytes of the body; ``stall``: then send nothing more."""
+    """``length`` may lie; ``cut``: close after so many bytes of the body; ``stall``: then send nothing more; ``drip``:
+    a little ("headers" or "body") now and then, without end."""
 
     status: int = 200
     body: bytes = b""
@@ -30,6 +31,7 @@ class Reply:
     cut: int | None = None
     stall: bool = False
     chunked: bool = False
+    drip: str = ""
 
 
 @dataclass
@@ -177,6 +179,13 @@ class RudeRegistry:
         else:
             headers.setdefault("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
         lines += [f"{name}: {value}" for name, value in headers.items()]
+        if reply.drip:
+            writer.write(("\r\n".join(lines) + "\r\n" * (2 if reply.drip == "body" else 1)).encode())
+            while not reader.at_eof():
+                writer.write(b"x" if reply.drip == "body" else b"X-Slow: x\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            return False
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
         body = b"" if request.method == "HEAD" else reply.body[: reply.cut]
         if reply.chunked:

@@ -338,6 +338,10 @@ def test_challenges() -> None:
     assert parse_challenges(["Bearer " + "a=b," * 100_000])[0].scheme == "bearer"
 
 
+def test_a_challenge_of_spaces_is_soon_read() -> None:
+    assert parse_challenges(["Basic" + " " * 16_000 + "("] * 100) == [Challenge("basic")] * 100
+
+
 def test_retry_after() -> None:
     assert retry_after("7", 0) == 7
     assert retry_after("Thu, 01 Jan 1970 00:01:40 GMT", 90) == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from sloplet.images.pull import pull
 from sloplet.images.reference import Reference, parse
 from sloplet.images.registries import Registries, Registry
 from sloplet.images.store import ImageStore, StoredImage
+from sloplet.images.threads import kept
 from sloplet.state.home import Home
 
 pytestmark = pytest.mark.anyone
@@ -430,6 +432,42 @@ def test_a_drip_counts_as_a_stall(store: ImageStore) -> None:
     run(store, work)
 
 
+@pytest.mark.parametrize(("status", "what"), [(200, "headers"), (500, "body")])
+def test_an_answer_that_never_comes_to_its_end_is_given_up(status: int, what: str, store: ImageStore) -> None:
+    async def work(this: Pulling) -> None:
+        made = this.registry.add(make_image(), "v1")
+        this.registry.will(made.layers[0], *[Reply(status, length=16000, drip=what)] * 9)
+        with pytest.raises(RegistryUnavailable):
+            await this.pull(patience=Patience(silence=5, small=0.2, pause=0.001, tries=2))
+        assert len(this.registry.asked(made.layers[0])) == 2
+        this.registry.script.clear()
+        assert (await this.pull()).id == made.config
+
+    run(store, work)
+
+
+def test_a_redirect_to_a_name_that_is_none(store: ImageStore) -> None:
+    async def work(this: Pulling) -> None:
+        made = this.registry.add(make_image(), "v1")
+        this.registry.will(made.layers[0], Reply(307, headers={"Location": "http://xn--zz.test/x"}))
+        with pytest.raises(RegistryError, match="nothing that can be asked"):
+            await this.pull()
+
+    run(store, work)
+
+
+def test_what_another_process_left_wrong_comes_once_more(store: ImageStore) -> None:
+    async def work(this: Pulling) -> None:
+        made = this.registry.add(make_image(layer_tar({"bin/sh": BIG})), "v1")
+        with store.blobs.writer(made.layers[0]) as writer:
+            writer.write(_garbled(made.blobs[made.layers[0]])[: 2 << 20])
+        assert (await this.pull()).id == made.config
+        ranges = [request.headers.get("range") for request in this.registry.asked(made.layers[0])]
+        assert ranges == [f"bytes={2 << 20}-", None]
+
+    run(store, work)
+
+
 def test_a_tag_that_moves_while_it_is_pulled(store: ImageStore) -> None:
     async def work(this: Pulling) -> None:
         old = make_image(layer_tar({"bin/sh": b"old" * 50}))
@@ -474,7 +512,7 @@ def test_by_digest_nothing_else_is_taken(store: ImageStore) -> None:
     run(store, work)
 
 
-@pytest.mark.parametrize("trouble", ["gone", "lies", "denies", "fails"])
+@pytest.mark.parametrize("trouble", ["gone", "lies", "lies and hangs up", "denies", "fails"])
 def test_mirrors_come_first_and_may_fail(trouble: str, store: ImageStore) -> None:
     async def work(this: Pulling) -> None:
         made = this.registry.add(make_image(), "v1")
@@ -487,6 +525,9 @@ def test_mirrors_come_first_and_may_fail(trouble: str, store: ImageStore) -> Non
             answers = {"gone": Reply(404), "denies": Reply(403), "fails": Reply(500)}
             if trouble == "lies":
                 mirror.blobs = {name: _garbled(data) for name, data in mirror.blobs.items()}
+            elif trouble == "lies and hangs up":
+                data = _garbled(made.blobs[made.layers[0]])
+                mirror.will(made.layers[0], Reply(200, data, cut=len(data) - 1), Reply(404))
             else:
                 mirror.before = lambda request: answers[trouble]
             assert (await this.pull(registries=Registries(entries))).id == made.config
@@ -512,6 +553,30 @@ def test_two_pulls_of_one_image_download_it_once(store: ImageStore) -> None:
         assert set(store.find(made.config).references) == {str(this.reference()), str(this.reference("team/app:v2"))}
 
     run(store, work)
+
+
+def test_what_a_thread_makes_for_nobody_is_undone() -> None:
+    """Also when the event loop ends meanwhile: a lock that stayed would block all later pulls of this process."""
+    begun, go_on = threading.Event(), threading.Event()
+    undone: list[str] = []
+
+    def make() -> str:
+        begun.set()
+        go_on.wait()
+        return "made"
+
+    async def give_up() -> None:
+        task = asyncio.ensure_future(kept(undone.append, make))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        asyncio.get_running_loop().call_soon(go_on.set)
+
+    asyncio.run(give_up())
+    assert undone == ["made"]
+    assert asyncio.run(kept(undone.append, lambda: "kept")) == "kept"
+    assert undone == ["made"]
 
 
 def test_a_pull_that_is_cancelled_keeps_what_came(store: ImageStore) -> None:

@@ -155,6 +155,21 @@ def test_what_goes_wrong(path: str, reply: Reply, error: type[SlopletError], tex
     run(tmp_path, work)
 
 
+@pytest.mark.parametrize("said", ["0-\xb2", "0-" + "9" * 5000, "0-x"])
+def test_a_registry_that_forgets_what_it_took(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushing, "_CHUNK", 100_000)
+
+    async def work(this: Sending) -> None:
+        answers = {"PATCH": [Reply(202), Reply(500)] * 50, "GET": [Reply(204, headers={"Range": said})] * 50}
+        this.registry.lends = False
+        this.registry.will("/u0", *[lambda request: answers[request.method].pop(0)] * 99)
+        with pytest.raises(RegistryUnavailable, match="500"):
+            await this.push()
+        assert this.methods().count("PATCH") < 20
+
+    run(tmp_path, work)
+
+
 def test_a_damaged_blob_does_not_become_an_image_there(tmp_path: Path) -> None:
     async def work(this: Sending) -> None:
         path = this.store.blobs.path_of(this.made.layers[0])

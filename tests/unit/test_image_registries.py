@@ -52,12 +52,16 @@ def test_insecure_is_for_this_machine_unless_it_is_written_down() -> None:
     assert (endpoint.plain, endpoint.loopback, endpoint.ca) == (True, False, ("/folder/own.pem",))
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:5000", "127.0.0.1", "127.9.9.9:1", "[::1]:50", "a.localhost"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:5000", "127.0.0.1", "127.9.9.9:1", "[::1]:50", "[::1]", "::1"]
+)
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["localhost.test", "127.0.0.1.test", "10.0.0.1:5000", "[::2]", "0.0.0.0", "docker.io"])
+@pytest.mark.parametrize(
+    "host", ["localhost.test", "a.localhost", "127.0.0.1.test", "10.0.0.1:5", "[::2]", "::2", "0.0.0.0", "x.y"]
+)
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 

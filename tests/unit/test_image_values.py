@@ -52,6 +52,7 @@ def test_references(text: str, full: str, familiar: str) -> None:
         "", ":", "@", "/", "a//b", "a/", "/a", "Debian", "a:b:c", "a: b", "a b", "a@sha256:12", f"a@md5:{'0' * 32}",
         "a:" + "t" * 129, "-a", "a-", "a..b", "a___b", "../a", "a/../b", "host:99999999/x", "http://x/y", "a\n", "a\0",
         "é", "a:é", "x" * 300, f"a@{DIGEST}x", "a.b/", "[::1/x", "localhost:5000",
+        "localhost:65536/x", "[::::]:5000/x", "[1.2.3.4]/x", "localhost:\u0665\u0660/x",
     ],
 )  # fmt: skip
 def test_what_is_no_reference(text: str) -> None:

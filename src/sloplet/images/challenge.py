@@ -10,8 +10,9 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_SCHEME_RE = re.compile(rf"\s*,?\s*({_TOKEN})(?=\s|,|\Z)")
-_PARAMETER_RE = re.compile(rf'\s*,?\s*({_TOKEN})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN}))')
+#: One class for what separates: two stars beside each other try every split of a header full of spaces.
+_SCHEME_RE = re.compile(rf"[\s,]*({_TOKEN})(?=\s|,|\Z)")
+_PARAMETER_RE = re.compile(rf'[\s,]*({_TOKEN})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN}))')
 _MAX_HEADER = 16 * 1024
 #: A token goes into a header: what could end that is no token.
 BEARER_RE = re.compile(r"[\x21-\x7e]+\Z")

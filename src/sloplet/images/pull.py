@@ -152,16 +152,23 @@ class _Pull:
             self._progress(ImageProgress("download", blob.digest, done, blob.size, text))
 
         told(0)
-        writer = await open_writer(self._blobs, blob)
-        try:
-            if writer.done:
-                return told(blob.size, HERE)
-            if writer.offset:
-                told(writer.offset)
-            await self._client.blob(blob, writer, told)
-            await whole(writer.commit)
-        finally:
-            writer.close()
+        for last in (False, True):
+            writer = await open_writer(self._blobs, blob)
+            begun = writer.offset
+            try:
+                if writer.done:
+                    return told(blob.size, HERE)
+                if begun:
+                    told(begun)
+                await self._client.blob(blob, writer, told)
+                await whole(writer.commit)
+                return None
+            except ImageInvalid:
+                if last or not begun:
+                    raise
+                writer.restart()  # the wrong part may be what another server sent: all of it from this one
+            finally:
+                writer.close()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
@@ -157,7 +158,7 @@ class _Push:
 
     async def _pieces(self, blob: Descriptor, url: str, told: Callable[[int], None]) -> tuple[str, int]:
         """All pieces but the last. Where the next request goes, and from which byte on."""
-        start = 0
+        start = most = 0
         tries = Tries(self._client.patience)
         while blob.size - start > _CHUNK:
             end = start + _CHUNK
@@ -172,7 +173,9 @@ class _Push:
                     await self._client.expect(answer, _name(blob), 202, 204, 201)
                     url = self._next(answer.headers.get("Location", ""), url)
                     start = end
-                    tries.progressed()
+                    if end > most:  # a registry that forgets what it took does not get it for ever
+                        most = end
+                        tries.progressed()
             except Transient as problem:
                 await tries.wait(problem)
                 url, start = await self._status(blob, url)
@@ -186,8 +189,8 @@ class _Push:
                 if answer.status_code in (404, 416):
                     raise RegistryUnavailable(f"the registry forgot the upload of {_name(blob)}", hint="push again")
                 await self._client.expect(answer, _name(blob), 204, 202, 200)
-                _, _, last = answer.headers.get("Range", "").rpartition("-")
-                have = int(last) + 1 if last.isdigit() and int(last) else 0
+                match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,15})", answer.headers.get("Range", ""))
+                have = int(match[1]) + 1 if match and int(match[1]) else 0
                 if have > blob.size:
                     raise RegistryError(f"the registry says that it has {have} bytes of {_name(blob)}")
                 return self._next(answer.headers.get("Location", ""), url), have

@@ -5,6 +5,7 @@ As Docker reads them: without a registry it is Docker Hub's, without a tag ``lat
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, replace
 
@@ -15,10 +16,8 @@ HUB = "docker.io"
 DIGEST_RE = re.compile(r"sha256:[0-9a-f]{64}\Z|sha512:[0-9a-f]{128}\Z")
 _TAG_RE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
 _PART_RE = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
-HOST_RE = re.compile(
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*(?::\d{1,5})?\Z"
-    r"|\[[0-9A-Fa-f:.]{2,45}\](?::\d{1,5})?\Z"
-)
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_RE = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[([0-9A-Fa-f:.]{{2,45}})\])(?::([0-9]{{1,5}}))?\Z")
 _FORM = "for example python:3.12-slim, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:..."
 
 
@@ -65,7 +64,7 @@ def parse(text: str) -> Reference:
         registry = HUB if first in ("index.docker.io", "registry-1.docker.io") else first
     else:
         registry, path = HUB, rest
-    if not HOST_RE.match(registry):
+    if not is_host(registry):
         raise _wrong(text, f"{registry[:80]!r} is no host")
     if registry == HUB and "/" not in path:
         path = f"library/{path}"
@@ -73,6 +72,17 @@ def parse(text: str) -> Reference:
         why = "names are lower case" if path != path.lower() else f"{path[:80]!r} is no repository"
         raise _wrong(text, why)
     return Reference(registry, path, tag or (None if digest else "latest"), digest or None)
+
+
+def is_host(text: str) -> bool:
+    """Whether it is a name or an address, IPv6 in brackets, with or without a port."""
+    match = _HOST_RE.match(text)
+    if match is None or int(match[2] or 0) > 65535:
+        return False
+    try:
+        return match[1] is None or bool(ipaddress.IPv6Address(match[1]))
+    except ValueError:
+        return False
 
 
 def _split_tag(text: str) -> tuple[str, str | None]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..errors import SpecError
 from ..state.home import Home
-from .reference import HOST_RE, HUB, Reference
+from .reference import HUB, Reference, is_host
 
 _HUB_HOST = "registry-1.docker.io"
 _MAX_FILE = 2**20
@@ -145,7 +145,7 @@ def parse(document: Mapping[str, Any], folder: Path) -> dict[str, Registry]:
         raise SpecError("'registry' is no table")
     found = {}
     for host, table in tables.items():
-        if not HOST_RE.match(host):
+        if not is_host(host):
             raise SpecError(f"{host[:80]!r} is no host")
         if not isinstance(table, dict):
             raise SpecError(f"what stands for {host!r} is no table")
@@ -161,7 +161,7 @@ def _registry(host: str, table: Mapping[str, Any], folder: Path) -> Registry:
         raise SpecError(f"mirrors of {host!r} is no list of text")
     for text in mirrors:
         name, _, prefix = text.partition("/")
-        if not HOST_RE.match(name) or (prefix and not prefix.strip("/")) or "//" in text or text.endswith("/"):
+        if not is_host(name) or (prefix and not prefix.strip("/")) or "//" in text or text.endswith("/"):
             raise SpecError(f"the mirror {text[:80]!r} of {host!r} is not HOST or HOST/PREFIX")
     if not isinstance(insecure, bool):
         raise SpecError(f"insecure of {host!r} is neither true nor false")
@@ -171,9 +171,13 @@ def _registry(host: str, table: Mapping[str, Any], folder: Path) -> Registry:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host (with or without a port) is this machine by its very name. Pure: no name is resolved."""
-    bare = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    if bare.lower() == "localhost" or bare.lower().endswith(".localhost"):
+    """Whether a host is this machine by its very name: with a port, without, or an address without its brackets.
+    Pure: no name is resolved. Names below ``localhost`` are not: many resolvers ask the network for those."""
+    if host.startswith("["):
+        bare = host.rpartition("]")[0].lstrip("[")
+    else:
+        bare = host if host.count(":") > 1 else host.partition(":")[0]
+    if bare.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(bare).is_loopback

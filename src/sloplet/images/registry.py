@@ -176,8 +176,7 @@ class RegistryClient:
                 async with asyncio.timeout(self.patience.small):
                     return await once()
             except TimeoutError:
-                slow = RegistryUnavailable(f"{self.endpoint.host} did not answer within {self.patience.small:.0f} s")
-                await tries.wait(Transient(slow))
+                await tries.wait(Transient(self._slow()))
             except Transient as problem:
                 await tries.wait(problem)
 
@@ -186,15 +185,34 @@ class RegistryClient:
         self, method: str, url: str, *, headers: dict[str, str] | None = None, body: Body | None = None
     ) -> AsyncIterator[httpx.Response]:
         """One request, authorized if that is asked for, redirects followed. The body of the answer is still to be read.
-        Transient, RegistryDenied, RegistryError."""
+        Nothing before that takes longer than something small may, after what is sent. Transient, RegistryDenied,
+        RegistryError."""
         try:
-            answer = await self._authorized(method, url, dict(headers or {}), body)
+            try:
+                async with asyncio.timeout(self.patience.small) as limit:
+                    sent = self._watched(body, limit) if body else None
+                    answer = await self._authorized(method, url, dict(headers or {}), sent)
+            except TimeoutError:
+                raise Transient(self._slow()) from None
             try:
                 yield answer
             finally:
                 await answer.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
             raise self._failed(error) from error
+
+    def _watched(self, body: Body, limit: asyncio.Timeout) -> Body:
+        """Each piece that goes begins the wait anew."""
+
+        async def pieces() -> AsyncIterator[bytes]:
+            async for piece in body():
+                limit.reschedule(asyncio.get_running_loop().time() + self.patience.small)
+                yield piece
+
+        return pieces
+
+    def _slow(self) -> RegistryUnavailable:
+        return RegistryUnavailable(f"{self.endpoint.host} did not answer within {self.patience.small:.0f} s")
 
     async def _authorized(self, method: str, url: str, headers: dict[str, str], body: Body | None) -> httpx.Response:
         for _ in range(2):
@@ -274,14 +292,13 @@ class RegistryClient:
     async def _complaint(self, answer: httpx.Response) -> str:
         """What the registry says is wrong, fit for a message."""
         try:
-            data = b""
-            async for piece in answer.aiter_raw():
-                data += piece
-                if len(data) > _MOST_COMPLAINT:
-                    return ""
+            async with asyncio.timeout(self.patience.small):
+                data = await self.small(answer, _MOST_COMPLAINT, "a complaint")
             errors = json.loads(data)["errors"]
             text = "; ".join(str(item.get("message") or item.get("code")) for item in errors[:3])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, httpx.HTTPError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TimeoutError, ImageInvalid):
+            return ""
+        except httpx.HTTPError:
             return ""
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)[:300]
         return f": {clean}" if clean else ""
@@ -299,8 +316,8 @@ class RegistryClient:
                 f"{host} does not speak TLS",
                 hint="--insecure talks plain HTTP to a registry on this machine" if self.endpoint.loopback else None,
             )
-        if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError)):
-            return RegistryError(f"{host} sent us somewhere that cannot be asked: {text[:200]}")
+        if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, UnicodeError)):
+            return RegistryError(f"{host}, or where it sent us, is nothing that can be asked: {text[:200]}")
         hint = "is the name right, and the network up?"
         if isinstance(error, httpx.ConnectTimeout):
             why = f"did not answer within {self.patience.connect:.0f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -27,10 +28,26 @@ async def whole(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def kept(undo: Callable[[T], object], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``asyncio.to_thread``; if nobody waits any more for what it makes, that is undone as soon as it is made."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    """``asyncio.to_thread``; if nobody waits any more for what it makes, that is undone as soon as it is made: by the
+    thread itself, as the event loop may be over by then."""
+    deciding = threading.Lock()
+    made: list[T] = []
+    unwanted = False
+
+    def work() -> None:
+        found = function(*args, **kwargs)
+        with deciding:
+            if not unwanted:
+                made.append(found)
+                return
+        undo(found)
+
     try:
-        return await asyncio.shield(task)
+        await asyncio.to_thread(work)
     except asyncio.CancelledError:
-        task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo(done.result()))
+        with deciding:
+            unwanted = True
+        if made:
+            undo(made[0])
         raise
+    return made[0]
