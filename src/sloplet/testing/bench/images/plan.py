@@ -88,11 +88,12 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def small_root(folder: Path, size: int) -> bytes:
     """A root filesystem with a ``true`` and one large file."""
     make_rootfs(folder)
+    folder.chmod(0o755)
     if size:
         (folder / "large").write_bytes(os.urandom(size))
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
-        archive.add(folder, ".")
+        archive.add(folder, ".", filter=_plain)
     return made.getvalue()
 
 
