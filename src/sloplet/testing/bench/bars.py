@@ -63,9 +63,10 @@ NET_BARS = (
     Bar("host memory while clients read slowly", "slow.memory", "gvisor", 16, suffix=" MiB", full=True),
 )  # fmt: skip
 IMAGES_BARS = (
-    Bar("unpack a layer against `tar -x`", "unpack.plain", "sloplet", 0.5, at_least=True, against="tar", suffix="x"),
+    Bar("unpack a layer against `tar -x`", "unpack.plain", "sloplet", 0.5, at_least=True, against="tar", suffix="x",
+        full=True),
     Bar("unpack a gzip layer against `tar -x`", "unpack.gzip", "sloplet", 0.5, at_least=True, against="tar",
-        suffix="x"),
+        suffix="x", full=True),
     Bar("an image that is here, beyond image=host", "start.overhead", "image", 0.005, suffix=" s"),
     Bar("100 sandboxes of one image read one file", "share.inodes", "sloplet", 1, full=True),
     Bar("and have it once in the page cache", "share.cache", "sloplet", 1.5, suffix="x", full=True),

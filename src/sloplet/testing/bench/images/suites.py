@@ -121,7 +121,7 @@ def share(bench: Bench, say: Say) -> None:
     with ExitStack() as stack:
         seen = set()
         for _ in range(plan.together):
-            box = stack.enter_context(Sandbox(image=image.id, engine="container", memory="64m"))
+            box = stack.enter_context(Sandbox(image=image.id, engine="container"))
             result = box.run("/bin/busybox cat /large | /bin/busybox wc -c; /bin/busybox stat -c %i /large")
             must(result.stdout.split()[:1] == [str(plan.shared)], result.describe())
             seen.add(result.stdout.split()[1])
@@ -146,10 +146,8 @@ def _out_of_memory(path: Path) -> None:
 def _resident(path: Path) -> int:
     """Bytes of a file that the kernel keeps in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as area,
-    ):
+    rights = mmap.PROT_READ | mmap.PROT_WRITE
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, rights) as area:
         pages = -(-len(area) // mmap.PAGESIZE)
         found = (ctypes.c_ubyte * pages)()
         start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(area)))
