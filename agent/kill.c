@@ -11,6 +11,7 @@
 
 #include "guest.h"
 #include "proctab.h"
+#include "sudo.h"
 
 #define STOP_PASSES 8
 #define MANY 32                    /* living members that make a tree a bomb: it competes for every slice we get */
@@ -30,20 +31,22 @@ static bool lost_shim(const struct proc *p)
            info.si_code != CLD_EXITED;
 }
 
-/* Marks the tree: the shim as its root, which is not itself a member, and all below. What a killed
- * shim leaves are children of the agent; whose they were cannot be told apart any more. */
-static void mark(struct proctab *t, const struct proc *p)
+/* Marks the tree: the shim as its root, which is not itself a member, and all below; with_sudo: what it started by that, too.
+ * What a killed shim leaves are children of the agent; whose they were cannot be told apart any more. */
+static void mark(struct proctab *t, const struct proc *p, bool with_sudo)
 {
-    bool lost = lost_shim(p);
+    bool lost = lost_shim(p) || p->strays;
 
     for (size_t i = 0; i < t->count; i++) {
         struct procent *e = &t->all[i];
         if (!p->shim_gone && e->pid == p->shim)
             e->in = true;
-        if (lost && e->parent == guest.self && !proc_is_shim(e->pid))
+        if (lost && e->parent == guest.self && !proc_is_shim(e->pid) && !sudo_minds(e->pid))
             e->in = true;
     }
-    proctab_spread(t);
+    do
+        proctab_spread(t);
+    while (with_sudo && sudo_mark(t));
 }
 
 static bool alive(const struct procent *e, const struct proc *p)
@@ -90,7 +93,8 @@ int kill_tree(struct proc *p, int signum, bool main_only)
     if (proctab_load(&t)) {
         count = blind_signal(p, signum);
     } else {
-        mark(&t, p);
+        /* sudo passes the others on by itself */
+        mark(&t, p, signum == SIGKILL || signum == SIGSTOP || signum == SIGCONT);
         count = signal_marked(&t, p, signum == SIGKILL ? 0 : signum);
     }
     proctab_free(&t);
@@ -143,7 +147,7 @@ static int count_alive(struct proctab *t, struct proc *p)
 
     if (proctab_load(t))
         return -1;
-    mark(t, p);
+    mark(t, p, true);
     for (size_t i = 0; i < t->count; i++)
         living += alive(&t->all[i], p);
     return living;

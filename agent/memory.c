@@ -30,6 +30,7 @@
 #include "path.h"
 #include "proc.h"
 #include "proctab.h"
+#include "sudo.h"
 
 #define EVERY (50 * MSEC)
 #define EVERY_NEAR (20 * MSEC) /* above half of the limit */
@@ -237,10 +238,10 @@ static void blame(const struct procent *victim)
                 p->oom = true;
                 return;
             }
-        e = e->parent == guest.self ? NULL : proctab_find(&table, e->parent);
+        e = proctab_find(&table, e->parent == guest.self ? sudo_whose(e->pid) : e->parent);
     }
     for (struct proc *p = proc_list; p; p = p->next)
-        if (p->orphaned)
+        if (p->orphaned || p->strays)
             p->oom = true;
 }
 
@@ -431,12 +432,12 @@ static int64_t look_at_kernel(int64_t now)
 /* Whether there is anyone to look at. */
 static bool anyone(void)
 {
-    bool orphans = false;
+    bool orphans = sudo_busy();
 
     for (struct proc *p = proc_list; p; p = p->next) {
         if (!p->shim_gone)
             return true;
-        orphans |= p->orphaned;
+        orphans |= p->orphaned || p->strays;
     }
     return orphans && !proc_nobody_left();
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "spare.h"
+#include "sudo.h"
 
 struct proc *proc_list;
 static struct proc **list_end = &proc_list;
@@ -214,6 +215,7 @@ static void tree_ended(struct proc *p)
         close(p->jobs);
     p->jobs = -1;
     p->shim_gone = true;
+    sudo_forget(p->shim, p->orphaned);
     if (!p->orphaned) {
         p->killing = false;
         p->kill_next = NEVER;
@@ -308,6 +310,7 @@ bool proc_reap(void)
             }
         if (p)
             continue;
+        sudo_ended(pid, status);
         orphan_ended(pid, status, &ru);
     }
     return true;

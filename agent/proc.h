@@ -50,6 +50,7 @@ struct proc {
     bool empty;       /* the shim said that the tree is gone */
     bool shim_gone;   /* reaped, or back among those that wait: the tree is empty, or orphaned if `orphaned` */
     bool orphaned;    /* someone killed the shim: what is left are children of the agent */
+    bool strays;      /* the same happened to what it ran by sudo */
     bool pty, timed_out, killing, hidden;
     bool oom; /* the watchdog killed something of its tree */
     int64_t flags;

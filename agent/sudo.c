@@ -1,6 +1,6 @@
 /* The agent's side of sudo: see sudo.h. Each request is served by a fork of the agent that blocks as it likes: it takes the
  * request, starts a shim as for any command, passes signals on, and tells how it ended. Should its client go away meanwhile,
- * what runs goes too. */
+ * what runs goes too. What the command leaves in the background stays, as it would without sudo, and so does who serves it. */
 #define _GNU_SOURCE
 #include "sudo.h"
 
@@ -23,16 +23,19 @@
 #include "agent.h"
 #include "guest.h"
 #include "loop.h"
+#include "proctab.h"
 #include "spare.h"
 #include "spawn.h"
 
 #define BACKLOG 64
 #define PATIENCE 10 /* seconds for a client to say what it wants */
+#define FULL "cannot fork: the sandbox's process limit is reached"
 
 static struct source listener = {.fd = -1};
 
 struct request {
     uid_t asks;
+    pid_t pid;
     char **argv, **env;
     const char *user, *cwd, *path;
     int fd[3];
@@ -85,6 +88,7 @@ static bool take_head(int conn, struct sudo_request *head, struct request *r)
         } else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS && c->cmsg_len == CMSG_LEN(sizeof who)) {
             memcpy(&who, CMSG_DATA(c), sizeof who);
             r->asks = who.uid;
+            r->pid = who.pid;
             sender = true;
         }
     }
@@ -193,6 +197,18 @@ static void tell(int conn, const struct shim_report *r, const char *name)
     answer(conn, 0, text);
 }
 
+/* Waits until nothing is left of what the shim minds: it would kill that if we went. */
+static void outstay(pid_t shim)
+{
+    int status;
+
+    while (waitpid(shim, &status, 0) < 0)
+        if (errno != EINTR)
+            return;
+    if (WIFSIGNALED(status))
+        _exit(WARD_LOST);
+}
+
 static void follow(int conn, int status, pid_t shim, const char *name)
 {
     struct pollfd wait[2] = {{conn, POLLIN, 0}, {status, POLLIN, 0}};
@@ -239,23 +255,44 @@ static void run(int conn, struct request *r, const struct user *u)
     close(status[1]);
     for (int i = 0; i < 3; i++)
         close(r->fd[i]);
-    if (shim < 0)
-        answer(conn, 0, "cannot fork: the sandbox's process limit is reached");
-    else
-        follow(conn, status[0], shim, r->argv[0]);
+    if (shim < 0) {
+        answer(conn, 0, FULL);
+        return;
+    }
+    follow(conn, status[0], shim, r->argv[0]);
+    close(conn);
+    outstay(shim);
 }
 
-static void serve(int conn, pid_t agent)
+/* The agent's child that a process descends from, or 0. */
+static pid_t top_of(pid_t pid)
+{
+    struct procent e;
+
+    while (pid > 1 && proctab_read(pid, &e)) {
+        if (e.parent == guest.self)
+            return pid;
+        pid = e.parent;
+    }
+    return 0;
+}
+
+static void serve(int conn, pid_t agent, struct ward *ward)
 {
     struct timeval patience = {PATIENCE, 0};
     struct spawn self = {.jobs = -1};
     struct request r = {0};
+    sigset_t end;
     struct user u;
 
     shim_enter(&self, agent);
     agent_work_fds = 0; /* joined: what is started here is born there */
     conn = shim_keep_only(conn);
     setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    sigemptyset(&end);
+    sigaddset(&end, SIGALRM);
+    sigprocmask(SIG_UNBLOCK, &end, NULL);
+    alarm(2 * PATIENCE); /* for who says a byte at a time */
     prctl(PR_SET_NAME, "sloplet-sudo");
     if (self.error)
         answer(conn, 0, strerror(self.error));
@@ -265,22 +302,32 @@ static void serve(int conn, pid_t agent)
         answer(conn, 0, "this user may not use sudo: it is for the sandbox's user, and for members of the group sudo or wheel");
     else if (user_resolve(r.user, strlen(r.user), &u))
         answer(conn, 0, "there is no such user");
-    else
+    else {
+        alarm(0);
+        ward->whose = top_of(r.pid);
         run(conn, &r, &u);
+    }
 }
 
 static void on_request(struct source *s, uint32_t events)
 {
     int conn = accept4(s->fd, NULL, NULL, SOCK_CLOEXEC);
-    pid_t agent = getpid();
+    pid_t agent = getpid(), pid;
+    struct ward *ward;
 
     (void)events;
     if (conn < 0)
         return;
-    if (fork() == 0) {
-        serve(conn, agent);
+    ward = ward_free();
+    pid = ward ? fork() : -1;
+    if (pid == 0) {
+        serve(conn, agent, ward);
         _exit(0);
     }
+    if (pid > 0)
+        ward->server = pid;
+    else
+        answer(conn, 0, ward ? FULL : "too many ask at once: try again when some have ended");
     close(conn);
 }
 
@@ -289,7 +336,7 @@ void sudo_begin(void)
     struct sockaddr_un at = {.sun_family = AF_UNIX, .sun_path = SUDO_SOCKET};
     int fd;
 
-    if (!agent_powers || guest.no_users || !guest.pid1 || listener.fd >= 0)
+    if (!agent_powers || guest.no_users || !guest.pid1 || listener.fd >= 0 || ward_begin() < 0)
         return;
     mkdir("/run", 0755);
     mkdir("/run/sloplet", 0755);

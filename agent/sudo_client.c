@@ -380,9 +380,9 @@ int sudo_client_main(int argc, char **argv)
     head.envc = count - 2 - head.argc;
     head.bytes = (uint32_t)used;
     signals = hold_signals();
-    if (signals < 0 || !send_request(conn, head)) {
+    if (signals < 0 || (!send_request(conn, head) && errno != EPIPE)) {
         complain("the agent did not take the request", strerror(errno));
         return 1;
     }
-    return wait_for(conn, signals);
+    return wait_for(conn, signals); /* after EPIPE too: why is said there */
 }

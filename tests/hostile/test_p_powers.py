@@ -118,6 +118,73 @@ def test_what_is_killed_takes_what_sudo_started_along(box: Sandbox) -> None:
     assert box.run(look, user="root").ok
 
 
+#: Ways for root to have a process outlive the command: in the background; without the shim, the server, both of them.
+EVADING = {
+    "background": "sudo sh -c 'setsid sleep {marker} > /dev/null 2>&1 &'; sleep 60",
+    "shim": "sudo sh -c 'setsid sleep {marker} > /dev/null 2>&1 & kill -9 $PPID; sleep 60'; sleep 60",
+    "both": """sudo sh -c 'setsid sleep {marker} > /dev/null 2>&1 & shim=$PPID
+        read a b c server rest < /proc/$shim/stat
+        kill -STOP $shim; kill -9 $server; sleep 0.1; kill -9 $shim; sleep 60'; sleep 60""",
+    "nested": "sudo sudo sh -c 'setsid sleep {marker} > /dev/null 2>&1 & kill -9 $PPID; sleep 60'; sleep 60",
+}
+LOOK = "for i in $(seq 100); do ps -eo args | grep -q '^sleep {marker}' {until} exit 0; sleep 0.05; done; exit 1"
+
+
+def _is_there(box: Sandbox, marker: str) -> bool:
+    return box.run(LOOK.format(marker=marker, until="&&"), user="root").ok
+
+
+def _is_gone(box: Sandbox, marker: str) -> bool:
+    return box.run(LOOK.format(marker=marker, until="||"), user="root").ok
+
+
+def _outlives(box: Sandbox) -> None:
+    """What sudo leaves in the background stays when the command ends, and goes when it is killed."""
+    box.run(["sudo", "sh", "-c", "setsid sleep 8642.1 > /dev/null 2>&1 &"], check=True)
+    for number, script in enumerate(EVADING.values()):
+        marker = f"8643.{number}"
+        process = box.spawn(["sh", "-c", script.format(marker=marker)])
+        assert _is_there(box, marker)
+        process.kill()
+        assert _is_gone(box, marker), script
+    assert _is_there(box, "8642.1")
+
+
+def test_what_sudo_leaves_behind_is_the_commands(box: Sandbox) -> None:
+    _outlives(box)
+
+
+IDLE = """
+import os, socket, time
+def reach():
+    while True:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            s.connect("/run/sloplet/sudo")
+            return s
+        except BlockingIOError:
+            s.close()
+            time.sleep(0.005)
+idle = [reach() for _ in range(300)]
+last = reach()
+print(b"".join(iter(lambda: last.recv(4096), b""))[8:].decode())
+print(len([pid for pid in os.listdir("/proc") if pid.isdigit()]))
+"""
+
+
+def _only_so_many(box: Sandbox) -> None:
+    """Who asks and says nothing is a process of the agent's, whom no limit holds for."""
+    said, count = box.run(["python3", "-c", IDLE], user="nobody", check=True, timeout=60).stdout.splitlines()
+    assert "too many ask at once" in said
+    assert int(count) < 300
+    done = box.run("for i in $(seq 100); do sudo -n id -u && exit; sleep 0.1; done", timeout=60)
+    assert done.stdout == "0\n", "they are gone with who asked"
+
+
+def test_who_only_asks_is_not_served_without_end(box: Sandbox) -> None:
+    _only_so_many(box)
+
+
 def test_signals_reach_what_sudo_runs(box: Sandbox) -> None:
     process = box.spawn(["sudo", "sh", "-c", "trap 'echo got it; exit 5' USR1; echo up; while :; do sleep 0.05; done"])
     output = iter(process)
@@ -239,3 +306,5 @@ def test_in_gvisor() -> None:
         finally:
             child.kill()
         assert box.run(["sudo", "id", "-u"]).stdout == "0\n"
+        _outlives(box)
+        _only_so_many(box)
