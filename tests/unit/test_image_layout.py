@@ -142,6 +142,17 @@ def test_what_docker_save_writes(form: str, store: ImageStore, tmp_path: Path) -
     assert [layer.packing for layer in image.layers] == ["tar", "gzip" if form == "gzip" else "tar"]
 
 
+def test_a_layer_that_docker_names_often_is_read_once(store: ImageStore, tmp_path: Path) -> None:
+    made = make_image(*[TWO[0]] * 50)
+    seen: list[ImageProgress] = []
+    image = import_image(
+        written(tmp_path, docker(made, None, Layers=["layer0/layer.tar"] * 50)), store, progress=seen.append
+    )
+    assert len(image.layers) == 50
+    assert len({layer.digest for layer in image.layers}) == 1
+    assert len([step for step in seen if step.stage == "download"]) == 1
+
+
 def test_an_archive_of_both_kinds_is_taken_as_oci(store: ImageStore, tmp_path: Path) -> None:
     made = make_image(*TWO)
     path = written(tmp_path, {**docker(make_image(), ["other:1"]), **oci(made)})
@@ -248,6 +259,9 @@ WRONG: list[tuple[str, Members, str]] = [
     ("docker: many", {**SAVED, "manifest.json": json.dumps([{"Config": "", "Layers": []}] * 2000).encode()}, "1024"),
     ("docker: config missing", _without(SAVED, f"{CONFIG}.json"), "is missing"),
     ("docker: config elsewhere", _saved(Config="../../etc/passwd"), "is missing"),
+    ("docker: config is no text", _saved(Config="\ud800"), "not what docker save writes"),
+    ("docker: layer is no text", _saved(Layers=["\ud800", "x"]), "not what docker save writes"),
+    ("docker: another platform", docker(make_image(config={"os": "\x1b[2J"}), None), r"x1b\[2J.*no platform"),
     ("docker: layer missing", _without(SAVED, "layer1/layer.tar"), "not whole"),
     ("docker: layers are none", _saved(Layers="x"), "no list"),
     ("docker: fewer layers", _saved(Layers=["layer0/layer.tar"]), "has 1 layers, and its config 2"),

@@ -108,6 +108,11 @@ def test_a_config_goes_to_json_and_back() -> None:
         ({"config": {"Volumes": ["/x"]}}, "no object"),
         ({"rootfs": {"diff_ids": ["x"] * 2000}}, "more than"),
         ({"rootfs": 1}, "rootfs"),
+        ({"config": {"Env": ["A=\ud800"]}}, "no JSON"),
+        ({"config": {"Labels": {"\udc80": "x"}}}, "no JSON"),
+        (b'{"author": "\xed\xa0\x80"}', "no JSON"),
+        ('{"author": "x"}'.encode("utf-16"), "no JSON"),
+        (b'{"config": {"Healthcheck": {"Test": ["CMD", "x"], "Interval": Infinity}}}', "Infinity is no number"),
     ],
     ids=lambda value: ascii(value)[:40],
 )
@@ -123,6 +128,9 @@ def test_what_docker_leaves_out_or_null() -> None:
     assert found.command == ()
     odd = parse_config(b'{"config": {"Healthcheck": {"Test": ["CMD", "x"], "Interval": -5, "Retries": "many"}}}')
     assert odd.healthcheck == Healthcheck(("CMD", "x"))
+    for text in ("9" * 4000, "1e999"):
+        long = parse_config(b'{"config": {"Healthcheck": {"Test": ["CMD", "x"], "Interval": %s}}}' % text.encode())
+        assert parse_config(long.to_json()) == long
 
 
 def test_ports_of_an_image() -> None:

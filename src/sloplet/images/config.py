@@ -12,6 +12,7 @@ from ..errors import ImageInvalid
 MAX_CONFIG = 8 * 2**20
 _MOST_ENTRIES = 4096
 _MOST_LAYERS = 1024
+_MOST_NUMBER = 2**63 - 1  # what Docker, which counts nanoseconds, can hold
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,28 @@ class ImageConfig:
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def load_json(data: bytes) -> Any:
+    """As strict as other readers of images: UTF-8, whole characters (a lone surrogate can be written nowhere), finite
+    numbers. Raises ValueError, RecursionError."""
+    text = data.decode()
+    document = json.loads(text, parse_constant=_no_number)
+    if "\\ud" in text.lower():
+        json.dumps(document, ensure_ascii=False).encode()
+    return document
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
 def parse_config(data: bytes) -> ImageConfig:
     """Raises ImageInvalid, and tells what is wrong."""
     if len(data) > MAX_CONFIG:
         raise ImageInvalid(f"the image's config has {len(data)} bytes; at most {MAX_CONFIG} are allowed")
     try:
-        document = json.loads(data)
+        document = load_json(data)
     except (ValueError, RecursionError) as error:
-        raise ImageInvalid(f"the image's config is no JSON: {error}") from error
+        raise ImageInvalid(f"the image's config is no JSON: {str(error)[:200]}") from error
     if not isinstance(document, dict):
         raise ImageInvalid("the image's config is no JSON object")
     inner = _mapping(document, "config")
@@ -168,7 +183,9 @@ def _health(inner: Mapping[str, Any]) -> Healthcheck | None:
         return None
     default = Healthcheck()
     seconds = {
-        name: value / 1e9 if isinstance(value := found.get(key), (int, float)) and value > 0 else getattr(default, name)
+        name: min(value, _MOST_NUMBER) / 1e9
+        if isinstance(value := found.get(key), (int, float)) and value > 0
+        else getattr(default, name)
         for name, key in (("interval", "Interval"), ("timeout", "Timeout"), ("start_period", "StartPeriod"))
     }
     retries = found.get("Retries")

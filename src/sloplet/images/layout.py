@@ -6,7 +6,6 @@ Nothing of an archive is unpacked here: its blobs are read by position, checked,
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import zlib
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ..errors import FileMissing, ImageError, ImageInvalid, SpecError, file_error
 from . import reference as references
-from .config import MAX_CONFIG, ImageConfig, parse_config
+from .config import MAX_CONFIG, ImageConfig, load_json, parse_config
 from .container import (
     Container,
     FolderContainer,
@@ -39,6 +38,7 @@ from .media import (
     Manifest,
     Platform,
     check_fit,
+    check_platform,
     choose,
     host_platform,
     make_manifest,
@@ -204,7 +204,7 @@ class _Import:
 
     def _docker(self, container: Container, text: bytes) -> tuple[Manifest, Reference | None]:
         try:
-            listed = json.loads(text)
+            listed = load_json(text)
             images = [(str(item["Config"]), [str(tag) for tag in item.get("RepoTags") or []], item["Layers"])
                       for item in listed]  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -222,10 +222,12 @@ class _Import:
             raise ImageInvalid(f"its layers are no list of names, or more than {MAX_LAYERS}")
         if len(names) != len(config.diff_ids) or not names:
             raise ImageInvalid(f"it has {len(names)} layers, and its config {len(config.diff_ids)}")
-        pairs = zip(names, config.diff_ids, strict=True)
-        layers = tuple(self._docker_layer(container, name, diff) for name, diff in pairs)
-        manifest = self._made(raw, layers)
-        check_fit(manifest, config, self._wanted)
+        check_platform(Platform(config.os, config.architecture, config.variant), self._wanted)
+        pairs = list(zip(names, config.diff_ids, strict=True))
+        read = {
+            pair: self._docker_layer(container, *pair) for pair in dict.fromkeys(pairs)
+        }  # of a thousand the same, one
+        manifest = self._made(raw, tuple(read[pair] for pair in pairs))
         return manifest, _reference(tuple(tags[:1]))
 
     def _docker_layer(self, container: Container, name: str, diff_id: str) -> Descriptor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ImageInvalid, ImagePlatform, SpecError
-from .config import ImageConfig
+from .config import ImageConfig, load_json
 from .reference import DIGEST_RE
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -228,7 +228,7 @@ def parse_json(data: bytes, most: int, what: str) -> dict[str, Any]:
     if len(data) > most:
         raise ImageInvalid(f"{what} has {len(data)} bytes; at most {most} are allowed")
     try:
-        document = json.loads(data)
+        document = load_json(data)
     except (ValueError, RecursionError) as error:
         raise ImageInvalid(f"{what} is no JSON: {str(error)[:200]}") from error
     if not isinstance(document, dict):
@@ -332,6 +332,8 @@ def choose(index: Index, wanted: Platform) -> Descriptor:
 def check_platform(found: Platform, wanted: Platform) -> None:
     """ImagePlatform unless an image whose config says ``found`` does. A config that says nothing is believed."""
     if found.architecture and not fits(found, wanted):
+        if not all(not text or _PLATFORM_RE.match(text) for text in (found.os, found.architecture, found.variant)):
+            raise ImageInvalid(f"the image's config says that it is for {str(found)[:80]!r}, which is no platform")
         raise ImagePlatform(
             f"the image is made for {found}, not for {wanted}",
             hint=f"--platform {found} brings it here; it runs only on such a machine",
