@@ -11,6 +11,12 @@ from .errors import SpecError
 MAX_TEXT = 256 * 1024
 
 
+def too_long() -> SpecError:
+    return SpecError(
+        f"the cloud-init file is longer than {MAX_TEXT} bytes", hint="put large files into an image or a volume"
+    )
+
+
 @dataclass(frozen=True)
 class CloudInitSpec:
     """A cloud-config. It is applied once, when the sandbox is made; then only the digest is kept, to tell whoever
@@ -23,9 +29,7 @@ class CloudInitSpec:
     def of(text: str) -> CloudInitSpec:
         data = text.encode("utf-8", "surrogatepass")
         if len(data) > MAX_TEXT:
-            raise SpecError(
-                f"the cloud-init file is longer than {MAX_TEXT} bytes", hint="put large files into an image or a volume"
-            )
+            raise too_long()
         return CloudInitSpec("sha256:" + hashlib.sha256(data).hexdigest(), text)
 
     def recorded(self) -> CloudInitSpec:

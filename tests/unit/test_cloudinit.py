@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,3 +325,72 @@ def test_package_managers(found: list[str], commands: list[str]) -> None:
 def test_no_package_manager(found: list[str], said: str) -> None:
     with pytest.raises(BuildFailed, match=said):
         commands_for(Packages(1, ("git",)), found)
+
+
+def test_what_older_files_write() -> None:
+    """As in tutorials, and as cloud-init itself takes it."""
+    found = plan(
+        """
+        apt_update: true
+        apt_upgrade: true
+        users:
+          - {name: demo, ssh-authorized-keys: [ssh-rsa AAAA], lock-passwd: false, primary-group: ops}
+        """
+    )
+    assert found.packages == Packages(3, (), update=True, upgrade=True)
+    assert found.users == (User(6, "demo", primary_group="ops", locked=False, keys=("ssh-rsa AAAA",)),)
+    with pytest.raises(RecipeInvalid, match="line 3: package_update is there twice"):
+        plan("package_update: true\napt_update: true")
+    with pytest.raises(RecipeInvalid, match="line 2: 'lock_passwd' is there twice"):
+        plan("users: [{name: a, lock_passwd: true, lock-passwd: true}]")
+
+
+def test_binary_content() -> None:
+    zipped = base64.b64encode(gzip.compress(b"zipped")).decode()
+    found = plan(
+        f"""
+        write_files:
+          - {{path: /a, content: !!binary f0VM}}
+          - {{path: /b, content: !!binary {zipped}, encoding: gzip}}
+        """
+    )
+    assert [file.content for file in found.files] == [b"\x7fEL", b"zipped"]
+    for text, said in [
+        ("write_files: [{path: /a, content: !!binary '='}]", "not base64"),
+        ("write_files: [{path: /a, content: text, encoding: gzip}]", "not gzip"),
+        ("runcmd: [!!binary aGk=]", "must be a text"),
+        ("!!binary aGk=: x", "must be a text"),
+    ]:
+        with pytest.raises(RecipeInvalid, match=said):
+            plan(text)
+
+
+@pytest.mark.parametrize("text", ["hostname: blue\nfqdn: blue.test", "fqdn: blue.test\nhostname: blue"])
+def test_a_host_name_comes_before_a_full_one(text: str) -> None:
+    assert plan(text).hostname == "blue"
+    assert plan("fqdn: blue.test").hostname == "blue.test"
+
+
+def test_a_text_may_begin_with_an_empty_line() -> None:
+    """As in a Python text in three quotes; lines are counted from its beginning."""
+    assert asked("\n  \n#cloud-config\nhostname: blue\n").hostname == "blue"
+    with pytest.raises(RecipeInvalid, match="line 3"):
+        asked("\n#cloud-config\ncolour: red\n")
+
+
+def test_a_file_that_is_cut_within_a_character_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "user-data"
+    path.write_text("#cloud-config\n#" + "\u00e9" * MAX_TEXT)
+    with pytest.raises(SpecError, match="longer than"):
+        asked(path)
+
+
+def test_lines_of_accounts_end_with_line_breaks_only() -> None:
+    passwd = "root:x:0:0::/root:/bin/sh\nada:x:7:7:A\u2028B\x85C\x0cD:/:/bin/sh\n"
+    accounts = Accounts(passwd, "", "")
+    accounts.add_user(User(1, "bob"), "root", "/bin/sh")
+    assert accounts.texts["/etc/passwd"] == passwd + "bob:x:1000:1000::/home/bob:/bin/sh\n"
+
+
+def test_numbers_are_read_whole() -> None:
+    assert plan(f"users: [{{name: a, uid: '{'0' * 25}5'}}]").users[0].uid == 5

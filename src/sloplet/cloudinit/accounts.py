@@ -118,7 +118,7 @@ class _Table:
     """Lines of fields with colons between."""
 
     def __init__(self, text: str, width: int) -> None:
-        self._lines = text.splitlines()
+        self._lines = text.removesuffix("\n").split("\n") if text else []  # splitlines cuts within names, too
         self._width = width
         self.changed = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..cloudspec import MAX_TEXT, CloudInitSpec
+from ..cloudspec import MAX_TEXT, CloudInitSpec, too_long
 from ..errors import SpecError
 from .config import parse
 
@@ -19,7 +19,7 @@ class Asked:
 
 def asked(source: str | os.PathLike[str]) -> Asked:
     """A file's path, or its text itself (which begins with ``#cloud-config``). RecipeInvalid, SpecError."""
-    given = isinstance(source, str) and source.lstrip("\ufeff").startswith("#cloud-config")
+    given = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith("#cloud-config")
     text = str(source) if given else _read(source)
     spec = CloudInitSpec.of(text)
     plan = parse(text)
@@ -37,6 +37,8 @@ def _read(source: object) -> str:
         raise SpecError(
             f"cloud_init: {path}: {error.strerror}", hint="name a #cloud-config file that can be read"
         ) from None
+    if len(data) > MAX_TEXT:
+        raise too_long()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -15,6 +15,8 @@ from .senseless import SENSELESS
 from .users import groups_of, keys_of, users_of
 
 _HEADER = "#cloud-config"
+_PACKAGES = ("packages", "package_update", "package_upgrade")
+_OLD_NAMES = {"apt_update": "package_update", "apt_upgrade": "package_upgrade"}
 _HOSTNAME_RE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z")
 _ENV_RE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ZONE_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_-]*(/[A-Za-z0-9][A-Za-z0-9+_-]*){0,3}\Z")
@@ -25,7 +27,7 @@ _VERSION_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+:~_-]*\Z")
 
 def parse(text: str) -> Plan:
     """RecipeInvalid, with the line, for everything that would not be applied as it is written."""
-    first = text.lstrip("\ufeff").split("\n", 1)[0].strip()
+    first = text.lstrip("\ufeff \t\r\n").split("\n", 1)[0].strip()
     if first != _HEADER:
         raise RecipeInvalid(
             f"cloud-init, line 1: the file does not begin with {_HEADER}",
@@ -38,12 +40,16 @@ def parse(text: str) -> Plan:
         key = _known(root, name)
         if value.is_null:
             continue
-        if key in ("packages", "package_update", "package_upgrade"):
+        if key in _PACKAGES:
+            if key in packages:
+                raise value.wrong(f"{key} is there twice: apt_ is an old name for it")
             packages[key] = value
         else:
             found.update(_KEYS[key](value))
     if packages and (asked := _packages(packages)) is not None:
         found["packages"] = asked
+    fqdn = found.pop("fqdn", None)
+    found.setdefault("hostname", fqdn)  # as in cloud-init, wherever they stand
     plan = Plan(**found)
     if plan.locale is not None:
         plan.env.setdefault("LANG", plan.locale)
@@ -51,14 +57,13 @@ def parse(text: str) -> Plan:
 
 
 def _known(root: Value, name: str) -> str:
-    if name in _KEYS or name in ("packages", "package_update", "package_upgrade"):
+    name = _OLD_NAMES.get(name, name)
+    if name in _KEYS or name in _PACKAGES:
         return name
     here = next(key for key, _ in root.pairs if key.text == name)
     if name in SENSELESS:
         raise here.wrong(f"{name} makes no sense in a sandbox", SENSELESS[name])
-    raise here.wrong(
-        f"there is no key {name[:80]!r}", near(name, [*_KEYS, "packages", "package_update", "package_upgrade"])
-    )
+    raise here.wrong(f"there is no key {name[:80]!r}", near(name, [*_KEYS, *_PACKAGES]))
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -131,11 +136,14 @@ def _env(value: Value) -> dict[str, Any]:
     return {"env": found}
 
 
-def _hostname(value: Value) -> dict[str, Any]:
-    text = value.string("hostname")
-    if not _HOSTNAME_RE.match(text):
-        raise value.wrong(f"{text[:80]!r} is not a host name", "letters, digits and '-'")
-    return {"hostname": text}
+def _hostname(key: str) -> Callable[[Value], dict[str, Any]]:
+    def read_it(value: Value) -> dict[str, Any]:
+        text = value.string(key)
+        if not _HOSTNAME_RE.match(text):
+            raise value.wrong(f"{text[:80]!r} is not a host name", "letters, digits and '-'")
+        return {key: text}
+
+    return read_it
 
 
 def _timezone(value: Value) -> dict[str, Any]:
@@ -164,8 +172,8 @@ _KEYS: dict[str, Callable[[Value], dict[str, Any]]] = {
     "users": users_of,
     "ssh_authorized_keys": lambda value: {"default_keys": keys_of(value)},
     "env": _env,
-    "hostname": _hostname,
-    "fqdn": _hostname,
+    "hostname": _hostname("hostname"),
+    "fqdn": _hostname("fqdn"),
     "timezone": _timezone,
     "locale": _locale,
     "final_message": lambda value: {"message": value.string("final_message")},

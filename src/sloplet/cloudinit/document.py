@@ -1,4 +1,4 @@
-"""YAML with line numbers: a tree of values that know where they stand. Bounded; no tags, no merge keys.
+"""YAML with line numbers: a tree of values that know where they stand. Bounded; no tags but !!binary, no merge keys.
 
 A scalar keeps its text: what a number was written as matters (``0644``). Aliases are followed, within a bound on all
 nodes that are visited, so that a few lines cannot stand for millions.
@@ -20,7 +20,7 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 @dataclass(frozen=True)
 class Value:
-    """A node: a scalar (``text``, with ``kind`` str, int, float, bool, null), a list or a mapping."""
+    """A node: a scalar (``text``, with ``kind`` str, int, float, bool, null, binary in base64), a list or a mapping."""
 
     line: int
     kind: str
@@ -53,10 +53,10 @@ class Value:
     def whole(self, what: str, most: int) -> int:
         if self.kind not in ("int", "str") or not self.text.isascii() or not self.text.isdecimal():
             raise self.wrong(f"{what} must be a whole number")
-        number = int(self.text[:20])
-        if number > most:
+        digits = self.text.lstrip("0") or "0"
+        if len(digits) > 10 or int(digits) > most:
             raise self.wrong(f"{what} must be at most {most}")
-        return number
+        return int(digits)
 
     def list(self, what: str) -> tuple[Value, ...]:
         if self.kind != "list":
@@ -69,14 +69,18 @@ class Value:
             return tuple(part.strip() for part in self.text.split(",") if part.strip())
         return tuple(item.string(f"an item of {what}") for item in self.list(what))
 
-    def entries(self, what: str, known: Iterable[str] | None = None) -> Iterator[tuple[str, Value]]:
-        """The keys and values of a mapping; a key that is not ``known`` is an error that names what is near."""
+    def entries(
+        self, what: str, known: Iterable[str] | None = None, *, dashes: bool = False
+    ) -> Iterator[tuple[str, Value]]:
+        """The keys and values of a mapping; a key that is not ``known`` is an error that names what is near. With
+        ``dashes`` they may stand for ``_``."""
         if self.kind != "map":
             raise self.wrong(f"{what} must be a mapping", "write it as `key: value`")
         names = None if known is None else list(known)
         seen: dict[str, int] = {}
         for key, value in self.pairs:
             name = key.string(f"a key of {what}")
+            name = name.replace("-", "_") if dashes else name
             if name in seen:
                 raise key.wrong(f"{name!r} is there twice: also in line {seen[name]}")
             seen[name] = key.line
@@ -152,6 +156,8 @@ class _Builder:
                     )
                 pairs.append((self.build(key, depth + 1), self.build(value, depth + 1)))
             return Value(line, "map", pairs=tuple(pairs))
+        if node.id == "scalar" and kind == "binary":
+            return Value(line, "binary", text=str(node.value))
         if node.id == "scalar" and kind in ("str", "int", "float", "bool", "null", "timestamp", "value"):
             plain = kind if kind in ("str", "int", "float", "bool", "null") else "str"
             return Value(line, plain, text=str(node.value), quoted=node.style in ("'", '"', "|", ">"))

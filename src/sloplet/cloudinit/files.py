@@ -53,28 +53,35 @@ def _file(item: Value) -> tuple[bool, File]:
 
 def _content(given: dict[str, Value]) -> bytes:
     value = given.get("content")
-    text = "" if value is None or value.is_null else value.string("content")
-    if "encoding" not in given:
-        return text.encode("utf-8", "surrogateescape")
-    where = given["encoding"]
-    encoding = where.string("encoding").lower()
-    if encoding in _TEXT:
-        return text.encode("utf-8", "surrogateescape")
-    if encoding not in _BASE64 + _BOTH:
+    where = given.get("encoding")
+    encoding = "text" if where is None else where.string("encoding").lower()
+    if where is not None and encoding not in _TEXT + _BASE64 + _BOTH + _GZIP:
         raise where.wrong(f"there is no encoding {encoding[:40]!r}", "one of b64, gz+b64, text/plain")
+    if value is None or value.is_null:
+        return b""
+    data = value.text.encode() if value.kind == "binary" else value.string("content").encode("utf-8", "surrogateescape")
+    if value.kind == "binary":
+        data = _base64(value, data)
+    if encoding in _BASE64 + _BOTH:
+        data = _base64(value, data)
+    return _unzipped(value, data) if encoding in _BOTH + _GZIP else data
+
+
+def _base64(value: Value, data: bytes) -> bytes:
     try:
-        data = base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise (value or where).wrong("the content is not base64") from None
-    if encoding in _BASE64:
-        return data
+        return base64.b64decode(b"".join(data.split()), validate=True)
+    except binascii.Error:
+        raise value.wrong("the content is not base64") from None
+
+
+def _unzipped(value: Value, data: bytes) -> bytes:
     unpack = zlib.decompressobj(wbits=31)
     try:
         plain = unpack.decompress(data, MAX_FILE + 1)
     except zlib.error:
-        raise (value or where).wrong("the content is not gzip in base64") from None
+        raise value.wrong("the content is not gzip", "text that is gzip in base64 has encoding: gz+b64") from None
     if len(plain) > MAX_FILE or not unpack.eof:
-        raise (value or where).wrong(f"the content is cut off, or longer than {MAX_FILE} bytes")
+        raise value.wrong(f"the content is cut off, or longer than {MAX_FILE} bytes")
     return plain
 
 

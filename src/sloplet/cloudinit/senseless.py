@@ -16,7 +16,7 @@ _REASONS = {
         "power_state", "grub_dpkg", "grub-dpkg", "kernel_modules", "package_reboot_if_required",
     ),
     "a sandbox has no network device: network=Network(allow=[...]) says what it may reach": (
-        "network", "resolv_conf", "manage_resolv_conf", "manage_etc_hosts", "wireguard", "updates",
+        "network", "resolv_conf", "manage_resolv_conf", "wireguard", "updates",
     ),
     "it belongs into the image: `sloplet image build`": (
         "apt", "apt_pipelining", "yum_repos", "yum_repo_dir", "zypper", "apk_repos", "snap", "ca_certs", "ca-certs",
@@ -29,6 +29,8 @@ _REASONS = {
         "autoinstall",
     ),
     "nobody logs in to a sandbox with a password: users: has passwd, for a hash": ("chpasswd", "password"),
+    "its /etc/hosts has its host name already": ("manage_etc_hosts",),
+    "a sandbox says itself who its own user is: user=": ("user",),
     "one file is applied, as it is": ("include", "merge_how", "merge_type"),
     "a sandbox has one host name: write hostname:": ("prefer_fqdn_over_hostname", "preserve_hostname"),
 }  # fmt: skip

@@ -66,7 +66,8 @@ def users_of(value: Value) -> dict[str, Any]:
 def _user(item: Value) -> User:
     if item.kind == "str":
         return User(item.line, _name(item, item.text))
-    given = dict(item.entries("a user", (*_KNOWN, *_SENSELESS)))
+    # cloud-init takes ssh-authorized-keys for ssh_authorized_keys, and so do many files.
+    given = dict(item.entries("a user", (*_KNOWN, *_SENSELESS), dashes=True))
     for name, why in _SENSELESS.items():
         if name in given:
             raise given[name].wrong(f"{name} makes no sense in a sandbox", why)
