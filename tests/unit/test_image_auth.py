@@ -327,6 +327,39 @@ def test_a_proxy_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     RegistryClient(endpoint("https://localhost:5000", loopback=True))  # this machine's own needs none
 
 
+def test_a_proxy_that_makes_no_sense_keeps_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:sec#ret@proxy.test:3128")
+    with pytest.raises(RegistryUnavailable, match="is no address") as caught:
+        RegistryClient(Endpoint("registry.test", "a", "https://registry.test/v2/a"))
+    assert "sec" not in caught.value.message
+    assert caught.value.__cause__ is None
+
+
+def test_a_proxy_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def inside() -> None:
+        async with RudeRegistry() as proxy:
+            proxy.before = lambda request: Reply(407)
+            monkeypatch.setenv("HTTPS_PROXY", f"http://me:secret@{proxy.host}")
+            endpoint = Endpoint("registry.test", "a", "https://registry.test/v2/a")
+            async with RegistryClient(endpoint, patience=QUICK) as client:
+                with pytest.raises(RegistryUnavailable, match=r"the proxy does not let us through.* 407") as caught:
+                    await client.manifest("v1")
+            assert "HTTPS_PROXY" in (caught.value.hint or "")
+            assert {request.method for request in proxy.requests} == {"CONNECT"}
+
+    asyncio.run(inside())
+
+
+def test_who_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(this: Asking) -> None:
+        challenge = {"WWW-Authenticate": 'Bearer realm="http://localhost:1/token"'}
+        this.registry.before = lambda request: Reply(401, headers=challenge)
+        with pytest.raises(RegistryUnavailable, match=r"localhost, where 127\.0\.0\.1:\d+ sent us, cannot be reached"):
+            await this.pull()
+
+    run(tmp_path, work, monkeypatch)
+
+
 def test_challenges() -> None:
     assert parse_challenges(['Bearer realm="https://a/t?x=1,2",service=s, scope="repository:a/b:pull,push"']) == [
         Challenge("bearer", {"realm": "https://a/t?x=1,2", "service": "s", "scope": "repository:a/b:pull,push"})

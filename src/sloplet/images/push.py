@@ -93,7 +93,7 @@ class _Push:
                 await self._client.expect(answer, what, 200, 201, 202)
                 told = answer.headers.get("Docker-Content-Digest", manifest.digest)
                 if told != manifest.digest:
-                    raise RegistryError(f"the registry took {what} for another: {told[:80]}")
+                    raise RegistryError(f"the registry took {what} for another: {told[:80]!r}")
 
         await self._client.again(once)
 
@@ -154,7 +154,7 @@ class _Push:
             await self._client.expect(answer, _name(blob), 201, 204)
             got = answer.headers.get("Docker-Content-Digest", blob.digest)
             if got != blob.digest:
-                raise RegistryError(f"the registry took {_name(blob)} for another: {got[:80]}")
+                raise RegistryError(f"the registry took {_name(blob)} for another: {got[:80]!r}")
 
     async def _pieces(self, blob: Descriptor, url: str, told: Callable[[int], None]) -> tuple[str, int]:
         """All pieces but the last. Where the next request goes, and from which byte on."""

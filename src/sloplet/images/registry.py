@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin
+from urllib.request import getproxies
 
 import httpx
 
@@ -62,9 +63,12 @@ class RegistryClient:
                 headers={"User-Agent": f"sloplet/{__version__}", "Accept-Encoding": "identity", "Accept": "*/*"},
             )  # fmt: skip
         except (ImportError, ValueError, httpx.InvalidURL) as error:
+            # what is wrong with an address may be a part of the password in it
+            why = "it is no address" if isinstance(error, httpx.InvalidURL) else str(error)[:200]
             raise RegistryUnavailable(
-                f"the proxy that the environment names cannot be used: {str(error)[:200]}", hint="see HTTPS_PROXY"
-            ) from error
+                f"the proxy that the environment names cannot be used: {why}",
+                hint="see HTTPS_PROXY and NO_PROXY; special characters in a password are written as %XX",
+            ) from None
         scopes = [f"repository:{endpoint.repository}:pull,push"] if push else []
         scopes += [f"repository:{mount_from}:pull"] if mount_from else []
         self._tokens = Tokens(endpoint, credentials, self.http, scopes)
@@ -94,7 +98,7 @@ class RegistryClient:
                 data = await self.small(answer, MAX_MANIFEST, what)
                 told = answer.headers.get("Docker-Content-Digest", "")
                 if not DIGEST_RE.match(asked) and told.startswith("sha256:") and told != digest_of(data):
-                    raise ImageInvalid(f"{what} is not what the registry says it is: {told[:80]}", hint="try again")
+                    raise ImageInvalid(f"{what} is not what the registry says it is: {told[:80]!r}", hint="try again")
                 return data, answer.headers.get("Content-Type", "")
 
         data, kind = await self.again(once)
@@ -300,13 +304,15 @@ class RegistryClient:
             return ""
         except httpx.HTTPError:
             return ""
-        clean = "".join(letter if letter.isprintable() else "?" for letter in text)[:300]
-        return f": {clean}" if clean else ""
+        return f": {_clean(text)}" if text else ""
 
     def _failed(self, error: Exception) -> Exception:
-        """What an exception of httpx's means."""
+        """What an exception of httpx's means, and of which server: it may be the token server, or a blob host."""
         host = self.endpoint.host
-        text = str(error) or type(error).__name__
+        request = error.request if isinstance(error, httpx.RequestError) and error._request else None
+        if request is not None and origin(str(request.url)) != self._origin:
+            host = f"{request.url.host}, where {host} sent us,"
+        text = _clean(str(error)) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in text:
             return RegistryUnavailable(
                 f"{host} cannot show who it is: {text[:200]}", hint="name its authority in registries.toml (ca = FILE)"
@@ -319,6 +325,10 @@ class RegistryClient:
         if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, UnicodeError)):
             return RegistryError(f"{host}, or where it sent us, is nothing that can be asked: {text[:200]}")
         hint = "is the name right, and the network up?"
+        if not self.endpoint.loopback and getproxies():
+            hint = "is the name right, the network up, and the proxy that the environment names (HTTPS_PROXY)?"
+        if isinstance(error, httpx.ProxyError):
+            return Transient(RegistryUnavailable(f"the proxy does not let us through to {host}: {text}", hint=hint))
         if isinstance(error, httpx.ConnectTimeout):
             why = f"did not answer within {self.patience.connect:.0f} s"
         elif isinstance(error, httpx.TimeoutException):
@@ -332,6 +342,11 @@ class RegistryClient:
         else:
             why = f"cut the connection: {text[:200]}"
         return Transient(RegistryUnavailable(f"{host} {why}", hint=hint))
+
+
+def _clean(text: str) -> str:
+    """What others wrote, fit for a message."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:300]
 
 
 def _cause(error: BaseException) -> OSError:

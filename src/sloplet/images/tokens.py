@@ -75,7 +75,7 @@ class Tokens:
         except ValueError as error:
             raise RegistryError(f"{host} names a token server that is none: {realm[:100]!r}") from error
         if scheme == "http" and not self._endpoint.plain:
-            raise RegistryError(f"{host} names a token server without TLS ({server}), which is not asked")
+            raise RegistryError(f"{host} names a token server without TLS ({server[:100]!r}), which is not asked")
         credentials = self._credentials if scheme == "https" or is_loopback(server) else ANONYMOUS
         scopes = challenge.parameters.get("scope", "").split()[:_MOST_SCOPES]
         if not scopes and not self._scopes:
@@ -85,7 +85,7 @@ class Tokens:
         return await self._fetch(realm, service, scopes, credentials)
 
     async def _fetch(self, realm: str, service: str, scopes: list[str], credentials: Credentials) -> str:
-        server = urlsplit(realm).hostname
+        server = repr(urlsplit(realm).hostname)
         if credentials.identity_token:
             form = {"grant_type": "refresh_token", "service": service, "client_id": "sloplet",
                     "scope": " ".join(scopes), "refresh_token": credentials.identity_token}  # fmt: skip
@@ -112,7 +112,7 @@ class Tokens:
                 if answer.status_code in (408, 429) or answer.status_code >= 500:
                     raise Transient(problem)
                 raise problem
-            return await self._read(answer, str(server))
+            return await self._read(answer, server)
         finally:
             await answer.aclose()
 
