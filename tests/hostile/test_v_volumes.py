@@ -189,6 +189,25 @@ def test_the_host_follows_nothing_of_it(target: Target, name: str, tmp_path: Pat
     assert (outside / "canary").read_text() == "canary"
 
 
+def test_what_goes_back_follows_no_link_of_the_folder(target: Target, folder: Path, tmp_path: Path) -> None:
+    """The folder has a link that leads out of it; the copy a folder in its place. However little of it is asked for."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "canary").write_text("canary")
+    (folder / "sub").symlink_to(outside)
+    (folder / "real").mkdir()
+    with target.box(volumes={"/d": Volume(folder, mode="copy")}) as box:
+        box.run("rm /d/sub && mkdir -p /d/sub/deep && echo in | tee /d/sub/new /d/sub/deep/new /d/real/new", check=True)
+        for paths in ("/d/sub", "/d/sub/new", "/d/sub/deep", "/d/sub/deep/new", None):
+            done = box.apply(paths, delete=True)
+            assert not any(path.startswith("sub") for path in done.written + done.removed)
+            assert any("link here" in why for _, why in done.skipped), paths
+        assert os.listdir(outside) == ["canary"]
+        assert (folder / "real" / "new").read_text() == "in\n"
+        box.run("echo again > /d/real/new", check=True)
+        assert box.apply("/d/real/new").written == ("real/new",), "a folder is gone into"
+
+
 WORK = """
 import os, sys
 from sloplet import Volumes

@@ -64,14 +64,16 @@ async def apply(
     delete: bool = False,
     max_bytes: int = MAX_DOWNLOAD,
     back: bool = False,
+    inside: str = "",
 ) -> Applied:
     """Bring what ``diff`` lists at or below ``paths`` to the folder ``to``, which is made if missing.
 
     Of a folder that is named the content goes into ``to``; a file that is named goes there under its own name. A file
     is taken as it is now. ``delete``: what was removed inside is removed there too. ``back``: to where it was
-    copied from; what is there now and was not then (``Change.before``) is left alone. SpecError before anything is
-    written if the paths make no sense or two changes would go to one place; FileError if ``to`` cannot be used, or
-    more than ``max_bytes`` would be written.
+    copied from; what is there now and was not then (``Change.before``) is left alone. ``inside``: not to ``to`` itself
+    but to a folder below it, on the way to which no link is followed, as everywhere below ``to``. SpecError before
+    anything is written if the paths make no sense or two changes would go to one place; FileError if ``to`` cannot be
+    used, or more than ``max_bytes`` would be written.
     """
     chosen, idle = choose(diff.changes, paths)
     target = host_path(to)
@@ -80,7 +82,7 @@ async def apply(
         with opened(target, DIR) as root:
             job = _Apply(files, root, delete, max_bytes, back)
             job.skipped += [(path, "nothing has changed there") for path in idle]
-            return await job.run(chosen)
+            return await job.run_in(inside, chosen)
 
 
 async def apply_back(
@@ -103,7 +105,7 @@ async def apply_back(
             )
         single = any(change.path == path and change.type != "dir" for change in diff.changes)
         rest = (path.rpartition("/")[0] if single else path)[len(home.path) :].strip("/")
-        one = await apply(files, diff, [path], os.path.join(home.source, rest), delete=delete, back=True)
+        one = await apply(files, diff, [path], home.source, delete=delete, back=True, inside=rest)
         done = done.joined(one, rest)
     return done
 
@@ -130,6 +132,20 @@ class _Apply:
         self.written: list[str] = []
         self.removed: list[str] = []
         self.skipped: list[tuple[str, str]] = []
+
+    async def run_in(self, inside: str, chosen: list[Chosen]) -> Applied:
+        """``run`` in a folder below the target, which is made if something is to be written there."""
+        if not inside or not chosen:
+            return await self.run(chosen)
+        try:
+            self.root = self.open_folder(inside, make=any(one.change.kind != "removed" for one in chosen))
+        except (_Left, FileNotFoundError) as why:
+            told = str(why) if isinstance(why, _Left) else "there is no such folder here any more"
+            return Applied(skipped=(*self.skipped, (".", told)))
+        try:
+            return await self.run(chosen)
+        finally:
+            os.close(self.root)
 
     async def run(self, chosen: list[Chosen]) -> Applied:
         gone = [one for one in chosen if one.change.kind == "removed"]
