@@ -128,11 +128,79 @@ class TestPython:
         assert box.code("task.result()").text == "'done'"
         assert box.code("asyncio.run(asyncio.sleep(0, 'by run'))").text == "'by run'"
 
+    def test_asyncio_is_a_notebooks(self, box: Sandbox) -> None:
+        box.contexts.create(name="tasks")
+        made = "import asyncio, sys\nasync def f(n):\n    await asyncio.sleep(0.01)\n    return n\n"
+        assert box.code(made + "task = asyncio.create_task(f(5))", context="tasks").error is None
+        assert box.code("await task", context="tasks").text == "5"
+        assert box.code("task = asyncio.create_task(f(6))\nawait task", context="tasks").text == "6"
+        assert box.code("asyncio.run(f(7))", context="tasks").text == "7"
+        assert box.code("task = asyncio.ensure_future(f(8))", context="tasks").error is None
+        assert box.code("await task", context="tasks").text == "8"
+        box.contexts.remove("tasks")
+
+    @pytest.mark.parametrize("what", ["sys.exit(3)", "asyncio.get_running_loop().stop(); await asyncio.sleep(0)"])
+    def test_a_task_that_goes_wrong_later_is_told_and_survived(self, box: Sandbox, what: str) -> None:
+        box.code("kept = 5")
+        box.code(
+            "import asyncio, sys\nasync def wrong():\n    await asyncio.sleep(0.02)\n    "
+            f"{what}\ntask = asyncio.create_task(wrong())\nawait asyncio.sleep(0)"
+        )
+        box.run("sleep 0.2")
+        result = box.code("kept")
+        assert result.text == "5"
+        assert "SystemExit" in result.stderr or "stopped" in result.stderr
+
     def test_words_of_ipython(self, box: Sandbox) -> None:
         result = box.code("!echo from the shell\n%matplotlib inline\n%cd /\nimport os; os.getcwd()")
         assert (result.stdout, result.text) == ("from the shell\n", "'/'")
         assert box.code("%%bash\necho $((6 * 7))").stdout == "42\n"
-        assert failed(box.code("%nonsense"))[0] == "SyntaxError"
+        assert box.code("%%bash\n[[ a == a ]] && echo bash").stdout == "bash\n"
+        name, message = failed(box.code("print('not run')\n%nonsense"))
+        assert name == "SyntaxError"
+        assert "%nonsense is none of the magics that cells know" in message
+        assert "%%time" in failed(box.code("%%nonsense\n1"))[1]
+
+    @pytest.mark.parametrize(
+        ("cell", "text", "stdout"),
+        [
+            ("found = !echo a; echo b\nfound", "['a', 'b']", ""),
+            ("n = 'it'\n!echo {n} $n ${HOME:+set} | awk '{print}'", None, "it it set\n"),
+            ("!echo a \\\n    b", None, "a b\n"),
+            ("!echo \"it's\"\n!echo ')'", None, "it's\n)\n"),
+            ('text = """\n!important\n%x\n"""\n!true\ntext', r"'\n!important\n%x\n'", ""),
+            ("def f(x):\n    y = !echo {x}\n    return y\nf(5)", "['5']", ""),
+            ("%config InlineBackend.figure_format = 'retina'\n%load_ext autoreload\n%autoreload 2\n5", "5", ""),
+            ("%env SLOPLET_WORD=x\n!echo $SLOPLET_WORD", None, "env: SLOPLET_WORD=x\nx\n"),
+            ("%%capture said\nprint(5)\n", None, ""),
+            ("pip list --help | head -n 0", None, ""),
+            ("get_ipython().run_line_magic('matplotlib', 'inline')", None, ""),
+            ("7 % 4", "3", ""),
+        ],
+    )
+    def test_more_words_of_ipython(self, box: Sandbox, cell: str, text: str | None, stdout: str) -> None:
+        result = box.code(cell)
+        assert (result.error, result.text, result.stdout) == (None, text, stdout)
+
+    def test_times(self, box: Sandbox) -> None:
+        result = box.code("%%time\nx = 6\nx * 7")
+        assert result.text == "42"
+        assert "Wall time" in result.stdout
+        assert "Wall time" in box.code("x = %time 5").stdout
+        assert "per loop" in box.code("%timeit -n 10 -r 1 1 + 1").stdout
+        failure = box.code("%%time\n\n1 / 0").error
+        assert failure is not None
+        assert "line 3, in <module>\n    1 / 0" in failure.traceback
+
+    def test_ipython_display_without_ipython(self, box: Sandbox) -> None:
+        result = box.code(
+            "from IPython.display import display, HTML, Image, Markdown, clear_output\nclear_output(wait=True)\n"
+            "display(HTML('<b>x</b>'), Markdown('# x'))\nhandle = display(1, display_id=True); handle.update(2)\n"
+            "Image(data=b'\\x89PNG')"
+        )
+        assert result.error is None
+        shown = [one.html or one.markdown or one.png or one.text for one in result.results]
+        assert shown == ["<b>x</b>", "# x", "1", "2", b"\x89PNG"]
 
     def test_much_output_is_cut(self, box: Sandbox) -> None:
         result = box.code("print('x' * 20_000_000)", max_output="1m")
@@ -173,6 +241,7 @@ class TestRich:
             "display({'text/html': '<i>raw</i>'}, raw=True)\n"
             "Rich()"
         )
+        assert result.error is None
         assert [one.main for one in result.results] == [False, False, False, True]
         rich = result.results[3]
         assert (rich.text, rich.html, rich.markdown, rich.latex) == ("plain", "<b>x</b>", "**x**", "$x$")
@@ -186,6 +255,23 @@ class TestRich:
             "        return {'text/plain': 'mine', 'application/json': [1, 2]}, {}\nBundle()"
         )
         assert (result.text, result.results[0].json) == ("mine", [1, 2])
+
+    def test_odd_values(self, box: Sandbox) -> None:
+        cell = "class Dots(dict):\n    __getattr__ = dict.__getitem__\nDots(a=1)"  # KeyError, where it has no such name
+        assert box.code(cell).text == "{'a': 1}"
+        assert box.code("class Silent:\n    def __repr__(self): return ''\nSilent()").text == ""
+
+    def test_odd_types(self, box: Sandbox) -> None:
+        result = box.code(
+            "class Bundle:\n    def _repr_mimebundle_(self, **_):\n        return {'text/' + 'x' * 400: 'x', "
+            "'a/b c': 'x', 'application/vnd.bokehjs_load.v0+json': {}, 'e2b/chart': [1], 'image/gif': 'R0lG'}\n"
+            "display({'text/x\\ny': '', 'text/' + 'x' * 5000: 'x', 'text/html': '<b>'}, raw=True)\nBundle()"
+        )
+        assert (result.stdout, result.error) == ("", None)
+        assert dict(result.results[0].data) == {"text/html": b"<b>"}
+        given = dict(result.results[1].data)
+        assert b"Bundle" in given.pop("text/plain")
+        assert given == {"application/vnd.bokehjs_load.v0+json": b"{}", "e2b/chart": b"[1]", "image/gif": b"GIF"}
 
     def test_much_of_it_is_cut(self, box: Sandbox) -> None:
         result = box.code("'x' * 5_000_000")
@@ -224,6 +310,9 @@ class TestRich:
         result = data_box.code("figure, axes = plt.subplots(); axes.plot([1, 2]); figure", context="data")
         assert [(one.main, one.png is not None) for one in result.results] == [(True, True)]
         assert data_box.code("plt.get_fignums()", context="data").text == "[]"
+        result = data_box.code("plt.plot([1, 2])\n1 / 0", context="data")
+        assert [one.png is not None for one in result.results] == [True]
+        assert data_box.code("plt.get_fignums()", context="data").text == "[]"  # the next cell begins another one
 
     def test_tables(self, data_box: Sandbox) -> None:
         result = data_box.code("import pandas\npandas.DataFrame({'a': [1, 2]})", context="data")

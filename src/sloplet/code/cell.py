@@ -31,7 +31,7 @@ MAX_RICH = 32 * 2**20  # bytes of all results of a cell
 MAX_RESULTS = 1000
 _MAX_PARTS = 64  # representations of one result
 _MAX_FAILURE = 256 * 1024
-_MIME = re.compile(r"[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}")
+_MIME = re.compile(r"[a-z0-9]{1,20}/[A-Za-z0-9._+-]{1,80}")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _FRAME = re.compile(rb"\x1e[^\n]*\n")
 #: After a time limit: SIGINT to the kernel at once, to all it started, again, and then no more patience.

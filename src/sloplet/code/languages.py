@@ -29,7 +29,9 @@ while len(text) < size:
     if not piece:
         sys.exit("the kernel did not arrive")
     text += piece
-exec(compile(text, "<sloplet kernel>", "exec"), {"__name__": "sloplet_kernel"})
+names = {"__name__": "sloplet_kernel"}
+for part in text.split(b"\\0"):
+    exec(compile(part, "<sloplet kernel>", "exec"), names)
 """
 _NODE = """\
 // Sloplet's Node kernel: the rest of it comes on descriptor 3
@@ -79,7 +81,7 @@ def language_of(text: object) -> str:
 def launch(language: str, key: str, python: str | None = None) -> Launch:
     """The kernel of a language. ``python``: another interpreter than the python3 of the sandbox's PATH."""
     if language == "python":
-        source = _source("kernel.py")
+        source = _source("words.py") + b"\0" + _source("kernel.py")
         return Launch((python or "python3", "-c", _PYTHON, str(len(source)), key), source)
     if language == "node":
         source = _source("kernel.js")

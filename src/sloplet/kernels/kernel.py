@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import gc
 import io
 import json
 import linecache
@@ -23,7 +24,10 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # words.py has run in this namespace already
+    from .words import NoIPython, Words, notebook, translated
 
 KEY = sys.argv[2].encode()
 PIECE = 2880  # raw bytes in a frame: 3,840 as base64
@@ -32,6 +36,7 @@ MOST_TEXT = 1024 * 1024  # bytes of text/plain; it is cut there
 MOST_TRACE = 64 * 1024
 TOP_AWAIT = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
 COROUTINE = 0x80
+MIME = re.compile(r"^[a-z0-9]{1,20}/[A-Za-z0-9._+-]{1,80}\Z")
 METHODS = (
     ("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown"), ("_repr_svg_", "image/svg+xml"),
     ("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_latex_", "text/latex"),
@@ -83,7 +88,7 @@ class Wire:
     def send(self, name: str, value: bytes) -> None:
         """A named part of what the next frame completes."""
         head = b"data " + name.encode() + b" "
-        for at in range(0, len(value), PIECE):
+        for at in range(0, len(value) or 1, PIECE):
             self.say(head + base64.b64encode(value[at : at + PIECE]))
 
     def take(self, data: bytes) -> None:
@@ -133,42 +138,52 @@ def encoded(mime: str, value: Any) -> bytes | None:
         return bytes(value)
     if mime == "application/json" or not isinstance(value, str):
         return value.encode("utf-8", "replace") if isinstance(value, str) else json.dumps(value).encode()
-    if mime in ("image/png", "image/jpeg"):  # as text it is base64 already
-        return base64.b64decode(value)
+    if (mime.startswith("image/") and mime != "image/svg+xml") or mime == "application/pdf":
+        return base64.b64decode(value)  # as text it is base64 already
     return value.encode("utf-8", "backslashreplace")
+
+
+def put(found: dict[str, bytes], mime: str, data: Any) -> None:
+    """A representation; one that is none, or whose type is no MIME type, is left out."""
+    try:
+        raw = encoded(mime, data)
+    except (TypeError, ValueError):
+        return
+    if raw is not None and MIME.match(mime):
+        found[mime] = raw
+
+
+def method_of(value: Any, name: str) -> Any:
+    """Values may answer for names that they do not have, or fail to."""
+    try:
+        method = getattr(value, name, None)
+    except Exception:
+        return None
+    return method if callable(method) else None
 
 
 def bundle(value: Any) -> dict[str, bytes]:
     """MIME type -> bytes, by IPython's conventions. A representation that fails is left out; ``repr`` may raise."""
     found: dict[str, bytes] = {}
-
-    def put(mime: str, data: Any) -> None:
-        try:
-            raw = encoded(mime, data)
-        except (TypeError, ValueError):
-            return
-        if raw is not None and re.match(r"^[a-z0-9.+-]+/[A-Za-z0-9.+-]+$", mime):
-            found[mime] = raw
-
     if not isinstance(value, type):
-        method = getattr(value, "_repr_mimebundle_", None)
-        if callable(method):
+        method = method_of(value, "_repr_mimebundle_")
+        if method is not None:
             try:
                 given = method(include=None, exclude=None)
                 given = given[0] if isinstance(given, tuple) else given
                 for mime, data in dict(given or {}).items():
-                    put(str(mime), data)
+                    put(found, str(mime), data)
             except Exception:
                 found.clear()
         for name, mime in METHODS:
-            method = getattr(value, name, None) if mime not in found else None
-            if callable(method):
+            method = method_of(value, name) if mime not in found else None
+            if method is not None:
                 try:
-                    put(mime, method())
+                    put(found, mime, method())
                 except Exception:
                     continue
     if "text/plain" not in found:
-        put("text/plain", repr(value))
+        put(found, "text/plain", repr(value))
     figures = sys.modules.get("matplotlib.figure")
     if figures is not None and isinstance(value, figures.Figure):
         found["image/png"] = drawn(value)
@@ -200,15 +215,20 @@ def publish(parts: dict[str, bytes], kind: bytes) -> None:
         wire.say(kind)
 
 
-def display(*values: Any, raw: bool = False, **_: Any) -> None:
+def display(*values: Any, raw: bool = False, display_id: Any = None, **_: Any) -> Any:
     """Show values as rich results, as IPython's ``display`` does. ``raw``: they are MIME bundles themselves."""
     for value in values:
         if wire.child:
             print(value)
         elif raw:
-            publish({str(mime): encoded(str(mime), data) or b"" for mime, data in dict(value).items()}, b"shown")
+            found: dict[str, bytes] = {}
+            for mime, data in dict(value).items():
+                put(found, str(mime), data)
+            publish(found, b"shown")
         else:
             publish(bundle(value), b"shown")
+    # Nothing that was sent can be changed: what a handle updates is shown again.
+    return None if display_id is None else types.SimpleNamespace(display_id=display_id, update=display, display=display)
 
 
 def show_figures(*_: Any, **__: Any) -> None:
@@ -228,6 +248,22 @@ def patch_ipython(module: Any) -> None:
     module.display = display
 
 
+def patch_asyncio(module: Any) -> None:
+    """Tasks that are made while no loop runs are for the kernel's, as in a notebook, whose loop always runs."""
+    create = module.create_task
+
+    def create_task(coroutine: Any, **more: Any) -> Any:
+        try:
+            return create(coroutine, **more)
+        except RuntimeError:
+            if module._get_running_loop() is not None:
+                raise
+            return the_loop().create_task(coroutine, **more)
+
+    module.create_task = create_task
+    the_loop()
+
+
 def after(execute: Callable[[Any], None], patch: Callable[[Any], None]) -> Callable[[Any], None]:
     def both(module: Any) -> None:
         execute(module)
@@ -237,10 +273,14 @@ def after(execute: Callable[[Any], None], patch: Callable[[Any], None]) -> Calla
 
 
 class Patches:
-    """Completes two modules right after user code has imported them. Nothing is imported that it did not ask for."""
+    """Completes a few modules right after user code has imported them. Nothing is imported that it did not ask for."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        patch = {"matplotlib.pyplot": patch_pyplot, "IPython.core.display_functions": patch_ipython}.get(name)
+        patch = {
+            "matplotlib.pyplot": patch_pyplot,
+            "IPython.core.display_functions": patch_ipython,
+            "asyncio": patch_asyncio,
+        }.get(name)
         if patch is None:
             return None
         for finder in sys.meta_path:
@@ -264,6 +304,15 @@ def not_now(number: int, frame: Any) -> None:
     """SIGINT while no cell runs: it came too late."""
 
 
+def settle() -> None:
+    """No cell runs. The signal that ended it may have come just before this was said."""
+    while signal.getsignal(signal.SIGINT) is not not_now:
+        try:
+            signal.signal(signal.SIGINT, not_now)
+        except KeyboardInterrupt:
+            continue
+
+
 def flush() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
@@ -284,7 +333,13 @@ def suppressed(source: str, last: Any) -> bool:
 
 def compiled(source: str, name: str) -> tuple[Any, Any]:
     """The statements, and the last expression if its value is wanted; either may be None."""
-    tree: Any = compile(source, name, "exec", ast.PyCF_ONLY_AST | TOP_AWAIT, True)
+    collected = gc.isenabled()
+    gc.disable()  # a finalizer that parses (a task's forgotten traceback) would be a SystemError here in Python 3.11
+    try:
+        tree: Any = compile(source, name, "exec", ast.PyCF_ONLY_AST | TOP_AWAIT, True)
+    finally:
+        if collected:
+            gc.enable()
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr) or suppressed(source, last):
         return compile(tree, name, "exec", TOP_AWAIT, True), None
@@ -293,89 +348,98 @@ def compiled(source: str, name: str) -> tuple[Any, Any]:
     return before, compile(ast.Expression(last.value), name, "eval", TOP_AWAIT, True)
 
 
-def spoken_to_ipython(source: str) -> str:
-    """The few words of IPython that models write into cells, as Python: ``!command``, ``%pip``, ``%cd``,
-    ``%matplotlib``, ``%%bash``. Used where the cell is no Python as it is."""
-
-    def plain(match: Any) -> str:
-        indent, sign, rest = match.groups()
-        word, _, tail = rest.strip().partition(" ")
-        if sign == "%" and word not in ("pip", "cd", "matplotlib"):
-            return str(match.group(0))
-        return f"{indent}__sloplet__({sign!r}, {word if sign == '%' else ''!r}, {tail if sign == '%' else rest!r})"
-
-    first, _, body = source.lstrip().partition("\n")
-    if re.match(r"^%%(bash|sh)\s*$", first):
-        return f"__sloplet__('!', '', {body!r})"
-    return re.sub(r"(?m)^([ \t]*)([!%])(.*)$", plain, source)
-
-
-def magic(sign: str, word: str, text: str) -> None:
-    import shlex
-    import subprocess
-
-    flush()
-    if sign == "!":
-        subprocess.call(text, shell=True)  # noqa: S602
-    elif word == "pip":
-        subprocess.call([sys.executable, "-m", "pip", *shlex.split(text)])
-    elif word == "cd":
-        os.chdir(os.path.expanduser(text.strip() or "~"))
-
-
 def understood(source: str, name: str) -> tuple[Any, Any]:
-    try:
-        return compiled(source, name)
-    except SyntaxError:
-        other = spoken_to_ipython(source)
-        if other == source:
-            raise
-        return compiled(other, name)
+    """``compiled``; where that is no Python, with IPython's words put into Python."""
+    while True:
+        try:
+            return compiled(source, name)
+        except SyntaxError as problem:
+            other = translated(source, name, problem)
+            if other is None or other == source:
+                raise
+            source = other
 
 
-def evaluate(code: Any) -> Any:
-    value = eval(code, main.__dict__)  # noqa: S307
-    return wait_for(value) if code.co_flags & COROUTINE else value
+def evaluate(*parts: Any) -> Any:
+    """The value of the last of them. If one awaits something, all run in the loop, as one."""
+    parts = tuple(part for part in parts if part is not None)
+    if any(part.co_flags & COROUTINE for part in parts):
+        return wait_for(awaited(parts))
+    value = None
+    for part in parts:
+        value = eval(part, main.__dict__)  # noqa: S307
+    return value
 
 
-def wait_for(coroutine: Any) -> Any:
-    """Await on the kernel's own loop, which background tasks of earlier cells live on, too."""
+async def awaited(parts: Any) -> Any:
+    value = None
+    for part in parts:
+        value = eval(part, main.__dict__)  # noqa: S307
+        if part.co_flags & COROUTINE:
+            value = await value
+    return value
+
+
+def run_words(source: str, name: str) -> Any:
+    return evaluate(*understood(source, name))
+
+
+def the_loop() -> Any:
+    """The kernel's own loop, which tasks of earlier cells live on, too."""
     global loop
     import asyncio
 
     if loop is None or loop.is_closed():
         loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    task = loop.create_task(coroutine)
+    return loop
+
+
+def wait_for(coroutine: Any) -> Any:
+    import asyncio
+
+    task = the_loop().create_task(coroutine)
     try:
         return loop.run_until_complete(task)
-    except KeyboardInterrupt:
-        task.cancel()
-        loop.run_until_complete(asyncio.wait([task], timeout=1.0))
+    except BaseException:
+        if not task.done():
+            task.cancel()
+            loop.run_until_complete(asyncio.wait([task], timeout=1.0))
+        if task.done() and not task.cancelled():
+            task.exception()  # it is told by us
         raise
 
 
 def idle(fd: int) -> None:
     """Wait for the host; asyncio tasks that cells have left running go on meanwhile."""
-    if loop is None or loop.is_closed():
-        return
-    import asyncio
+    while loop is not None and not loop.is_closed() and not select.select([fd], [], [], 0)[0]:
+        import asyncio
 
-    if not asyncio.all_tasks(loop):
-        return
-    ready = loop.create_future()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
-    try:
-        loop.run_until_complete(ready)
-    finally:
-        loop.remove_reader(fd)
+        if not asyncio.all_tasks(loop):
+            return
+        ready = loop.create_future()
+        loop.add_reader(fd, lambda ready=ready: ready.done() or ready.set_result(None))
+        try:
+            loop.run_until_complete(ready)
+        except BaseException as error:  # sys.exit() in a task, loop.stop(): not the end of the kernel
+            if wire.child:
+                leave(error)
+            ready.cancel()
+            traceback.print_exception(type(error), error, error.__traceback__)
+        finally:
+            if wire.child:
+                leave(None)
+            loop.remove_reader(fd)
 
 
 def without_us(told: Any) -> Any:
     """A traceback without the frames of this file, and so the errors that led to it."""
-    for one in (told, told.__cause__, told.__context__):
+    rest = [told]
+    while rest:
+        one = rest.pop()
         if one is not None:
             one.stack[:] = [frame for frame in one.stack if frame.filename != "<sloplet kernel>"]
+            rest += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
     return told
 
 
@@ -409,15 +473,13 @@ def run(source: str, name: str) -> BaseException | None:
     try:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            before, last = understood(source, name)
-            if before is not None:
-                evaluate(before)
-            if last is not None:
-                value = evaluate(last)
+            try:
+                value = evaluate(*understood(source, name))
                 if value is not None and not wire.child:
                     builtins._ = value  # type: ignore[attr-defined]
                     publish(bundle(value), b"value")
-            show_figures()
+            finally:
+                show_figures()  # of a cell that failed, too: they are not the next one's
         finally:
             signal.signal(signal.SIGINT, not_now)
     except BaseException as error:
@@ -432,11 +494,14 @@ def serve_one(cell: dict[str, Any]) -> None:
     wire.say(b"begin %d" % count)
     wire.say(b"begin", err=True)
     generation.look()
+    if "asyncio" in sys.modules:
+        the_loop()  # asyncio.run() leaves none
     error: BaseException | None
     try:
         error = run(source_of(cell), f"<cell {count}>")
     except BaseException as problem:
         error = problem
+    settle()
     flush()
     if wire.child:
         leave(error)
@@ -501,12 +566,14 @@ def begin() -> None:
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [""]
     sys.modules["__main__"] = main
-    main.__dict__.update(__builtins__=builtins, display=display)
+    words = Words(main.__dict__, run_words, flush, display)
+    main.__dict__.update(__builtins__=builtins, display=display, get_ipython=lambda: words)
     builtins.input = refuse_input
-    builtins.__sloplet__ = magic  # type: ignore[attr-defined]
+    builtins.__sloplet__ = words  # type: ignore[attr-defined]
     os.environ.setdefault("MPLBACKEND", "agg")
     os.register_at_fork(after_in_child=wire.forked)
     sys.meta_path.insert(0, Patches())
+    sys.meta_path.append(NoIPython(notebook(display)))
     signal.signal(signal.SIGINT, not_now)
     try:
         import faulthandler
