@@ -434,6 +434,24 @@ def test_what_is_damaged_here_does_not_go_out(name: str, image: Any, store: Imag
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.TGZ", "x.tar.zst"])
+def test_what_sounds_packed_is_not_made_a_folder(name: str, image: Any, store: ImageStore, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="sounds packed"):
+        export_image(image, store, tmp_path / name)
+    assert not (tmp_path / name).exists()
+    export_image(image, store, tmp_path / name, folder=False)
+    assert (tmp_path / name).is_file()
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_link_is_not_written_over(folder: bool, image: Any, store: ImageStore, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for target in ("nowhere", "empty"):
+        (tmp_path / f"to-{target}").symlink_to(target)
+        with pytest.raises(FileExists):
+            export_image(image, store, tmp_path / f"to-{target}", folder=folder)
+
+
 def test_where_nothing_can_be_written(image: Any, store: ImageStore, tmp_path: Path) -> None:
     with pytest.raises(FileError) as caught:
         export_image(image, store, tmp_path / "nowhere" / "out.tar")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ..archive import tarwrite
-from ..errors import FileExists, file_error
+from ..errors import FileExists, SpecError, file_error
 from ..fs import write_all
 from .blobs import damaged
 from .layout import FULL_NAME, REF_NAME
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .store import ImageStore, StoredImage
 
 _PIECE = 1 << 20
+_PACKED_RE = re.compile(r"\.(?:tgz|tar\.[a-z0-9]+)\Z", re.IGNORECASE)
 
 
 def export_image(
@@ -33,10 +35,16 @@ def export_image(
     """Write an image to ``path``, which must be new (or an empty folder). ``folder`` None: a path that ends with
     ``.tar`` becomes an archive. Takes its time: call it in a thread.
 
-    Raises FileExists and other FileErrors, ImageNotFound, ImageInvalid (a blob is damaged); nothing is left then.
+    Raises FileExists and other FileErrors, ImageNotFound, ImageInvalid (a blob is damaged), SpecError; nothing is
+    left then.
     """
     place = Path(os.path.abspath(path))
     if folder is None:
+        if _PACKED_RE.search(place.name):
+            raise SpecError(
+                f"{place.name!r} sounds packed, which an archive of images is not: its layers are already",
+                hint="call it NAME.tar, or say which it is: --format archive, --format folder",
+            )
         folder = not place.name.endswith(".tar")
     with store.adding():  # none of its blobs goes meanwhile
         export = _Export(image, store, reference, progress)
@@ -88,7 +96,7 @@ class _Export:
 
     def folder(self, place: Path) -> None:
         """Under another name until all of it is there."""
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        if os.path.lexists(place) and (place.is_symlink() or not place.is_dir() or any(place.iterdir())):
             raise _exists(place)
         partial = place.with_name(f".{place.name[:200]}.{secrets.token_hex(6)}.partial")
         partial.mkdir(0o755)
@@ -106,7 +114,7 @@ class _Export:
             raise
 
     def archive(self, place: Path) -> None:
-        if place.exists() or place.is_symlink():
+        if os.path.lexists(place):
             raise _exists(place)
         partial = place.with_name(f".{place.name[:200]}.{secrets.token_hex(6)}.partial")
         try:
