@@ -112,6 +112,15 @@ def test_a_key_that_is_a_file_and_a_folder() -> None:
             plan_folder("", listed(*keys))
 
 
+def test_very_many_keys_are_no_matter() -> None:
+    """Each is looked up once; else this would take hours."""
+    plan = plan_folder("", [{"Key": f"{number}/", "Size": 0} for number in range(200_000)])
+    assert len(plan.folders) == 200_000
+    deep = "/".join("a" * 300)
+    plan = plan_folder("", [{"Key": f"{deep}/{number}", "Size": 0} for number in range(200_000)])
+    assert len(plan.files) == 200_000
+
+
 def test_bytes_in_what_stands_for_a_folder() -> None:
     assert plan_folder("", [{"Key": "d/", "Size": 5}]).skipped == ["d/"]
 
@@ -283,6 +292,12 @@ def test_one_name_twice(server: Buckets, bucket: str) -> None:
         asyncio.run(put(Liar([entry("a"), entry("a")]), "/tree", f"s3://{bucket}/x"))
 
 
+def test_a_name_like_a_url_says_no_type(server: Buckets, bucket: str) -> None:
+    asyncio.run(put(Liar([entry("data:text/evil,x"), entry("data:text/x.html")]), "/tree", f"s3://{bucket}"))
+    types = [server.client.head_object(Bucket=bucket, Key=key)["ContentType"] for key in server.keys(bucket)]
+    assert types == ["application/octet-stream", "text/html"]
+
+
 @pytest.mark.parametrize("bound", [1_000_000, 2 * putting.PART])
 def test_endless_files(server: Buckets, bucket: str, bound: int) -> None:
     liar = Liar([entry("small")], bytes(65536), endless=True)
@@ -333,6 +348,37 @@ def test_a_cancelled_copy_leaves_no_parts(server: Buckets, bucket: str) -> None:
         await begun.wait()
         assert server.unfinished(bucket), "it is under way"
         task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert (server.keys(bucket), server.unfinished(bucket)) == ([], [])
+
+
+def test_a_copy_that_is_cancelled_as_it_begins_leaves_no_parts(
+    server: Buckets, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has begun an upload whose id nobody has heard yet."""
+    liar = Liar([entry("endless")], bytes(65536), endless=True)
+    real = client.in_thread
+
+    async def main() -> None:
+        begun = asyncio.Event()
+        heard = asyncio.Event()
+
+        async def in_thread(work: Any) -> Any:
+            answer = await real(work)
+            if isinstance(answer, dict) and "UploadId" in answer and not begun.is_set():
+                begun.set()
+                await heard.wait()
+            return answer
+
+        monkeypatch.setattr(client, "in_thread", in_thread)
+        task = asyncio.ensure_future(put(liar, "/tree", f"s3://{bucket}/x"))
+        await begun.wait()
+        assert server.unfinished(bucket)
+        task.cancel()
+        asyncio.get_running_loop().call_soon(heard.set)
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -393,10 +439,22 @@ def test_an_endpoint_that_is_not_there(bucket: str, box: Sandbox, monkeypatch: p
     assert "--endpoint-url" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("options", [{"endpoint_url": "nowhere"}, {"profile": ""}, {"region": "a\nb"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"endpoint_url": "nowhere"}, {"endpoint_url": "http://me:hunter2@x"}, {"profile": ""}, {"region": "a\nb"}],
+)
 def test_settings_that_are_none(options: dict[str, str]) -> None:
-    with pytest.raises(SpecError):
+    with pytest.raises(SpecError) as caught:
         S3(**options)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_in_an_endpoint_is_not_told(bucket: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@no host:99999")
+    box.files.write("f", b"x")
+    with pytest.raises(StorageError, match="Invalid endpoint") as caught:
+        box.download("f", f"s3://{bucket}/x")
+    assert "hunter2" not in str(caught.value)
 
 
 class Misbehaving:

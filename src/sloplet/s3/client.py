@@ -17,6 +17,7 @@ PIECE = 256 * 1024
 _TRIES = 3
 _PAGE = 1000
 _MAX_LISTED = 1_000_000
+_USERINFO_RE = re.compile(r"//[^/@]*@")
 _MD5_RE = re.compile(r"[0-9a-f]{32}(-[0-9]{1,5})?\Z")
 
 T = TypeVar("T")
@@ -231,5 +232,5 @@ def storage_error(error: Exception, where: str) -> StorageError:
     for name in [code, *(kind.__name__ for kind in type(error).__mro__)]:
         if known := _CODES.get(name) or _FAILURES.get(name):
             return StorageError(f"{where}: {known[0]}", hint=known[1])
-    said = " ".join(str(error).split())[:300]
+    said = _USERINFO_RE.sub("//", " ".join(str(error).split()))[:300]
     return StorageError(f"{where}: {said or type(error).__name__}")

@@ -99,14 +99,15 @@ def plan_folder(prefix: str, listed: Iterable[Mapping[str, Any]]) -> Plan:
         else:
             plan.files.append(Object(name, key, size, item.get("ETag")))
     names = {item.name for item in plan.files}
-    for name in [item.name for item in plan.files] + plan.folders:
-        above = name if name in plan.folders else name.rpartition("/")[0]
-        while above:
+    seen = {""}  # a million keys may stand in the same hundred folders
+    for above in [item.name.rpartition("/")[0] for item in plan.files] + plan.folders:
+        while above not in seen:
             if above in names:
                 raise StorageError(
                     f"{prefix + above!r} is an object, and there are others below it: no folder can hold both",
                     hint="copy them one by one",
                 )
+            seen.add(above)
             above = above.rpartition("/")[0]
     return plan
 

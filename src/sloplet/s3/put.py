@@ -102,7 +102,8 @@ class _Put:
     async def one(self, item: FileInfo) -> None:
         key = self.url.key if self.whole else self.url.below(item.name).key
         path = self.source if self.whole else f"{self.source}/{item.name}"
-        kept: dict[str, Any] = {"ContentType": mimetypes.guess_type(key)[0] or "application/octet-stream"}
+        # "./": else a name like data:x/y,z is a URL, which says its type itself.
+        kept: dict[str, Any] = {"ContentType": mimetypes.guess_type("./" + key)[0] or "application/octet-stream"}
         if item.mode & 0o777 != 0o644:
             kept["Metadata"] = {"sloplet-mode": f"{item.mode & 0o777:03o}"}
         async with aclosing(self.counted(path, item.name or path)) as pieces:
@@ -142,7 +143,7 @@ class _Put:
 
     async def large(self, key: str, first: list[bytearray], parts: _Parts, kept: dict[str, Any]) -> None:
         """In parts, of which a few are under way at a time. What does not become whole is taken back."""
-        upload = (await self.bucket.call("create_multipart_upload", Key=key, **kept))["UploadId"]
+        upload = await self.begin(key, kept)
         tasks: list[asyncio.Task[tuple[bytes, str]]] = []
         size = 0
         try:
@@ -172,6 +173,19 @@ class _Put:
             raise
         whole = f"{_md5(b''.join(digest for digest, _ in sent)).hex()}-{len(sent)}"
         await self.verify(key, answer, whole, size)
+
+    async def begin(self, key: str, kept: dict[str, Any]) -> str:
+        """An upload in parts. Who is cancelled meanwhile waits for its id, to take it back: nobody else would."""
+        begun = asyncio.ensure_future(self.bucket.call("create_multipart_upload", Key=key, **kept))
+        try:
+            return str((await asyncio.shield(begun))["UploadId"])
+        except asyncio.CancelledError:
+            await asyncio.wait([begun], timeout=_GRACE)
+            if begun.done() and not begun.cancelled() and begun.exception() is None:
+                await asyncio.shield(self.take_back(key, str(begun.result()["UploadId"]), []))
+            else:
+                begun.cancel()
+            raise
 
     async def part(self, key: str, upload: str, number: int, data: bytearray) -> tuple[bytes, str]:
         """Send one part, whose slot this gives back; returns its MD5 and its ETag."""

@@ -23,5 +23,7 @@ class S3:
             if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
                 raise SpecError(f"S3({name}={str(value)[:80]!r}) is not valid", hint="a non-empty text")
         url = self.endpoint_url
+        if isinstance(url, str) and "@" in url.partition("?")[0]:
+            raise SpecError("S3(endpoint_url=...) has a name or a password in it", hint="keys belong into AWS_PROFILE")
         if url is not None and (not isinstance(url, str) or not url.startswith(("http://", "https://"))):
             raise SpecError(f"{str(url)[:80]!r} is not the URL of a server", hint="for example http://127.0.0.1:9000")
