@@ -81,6 +81,7 @@ class Extractor:
         self.skipped = 0  #: device nodes and fifos
         self.stripped = 0  #: files and folders that lost setuid or setgid
         self.attributes = 0  #: extended attributes that were left out
+        self._not_exact = _umask(root_fd) | 0o7000  # rights that a new file does not get by being asked for
         self.implied: set[Parts] = set()  #: folders that no entry speaks of, but for what is in them
         self._open: dict[Parts, int] = {}  # folders that were last written to
         self._above: bytes | None = None  # one of them, as the entry before named it
@@ -167,11 +168,13 @@ class Extractor:
                 self._make_link(parent, name, entry)
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, reader: TarReader) -> None:
+        exact = not entry.mode & self._not_exact
+        mode = entry.mode if exact else 0o600
         try:
-            fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
         except FileExistsError:
             self.make_room(parent, name)
-            fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
         try:
             if entry.sparse is not None:
                 self._write_parts(fd, entry, reader)
@@ -180,7 +183,7 @@ class Extractor:
                     written = os.write(fd, piece)
                     if written != len(piece):  # the disk is nearly full, or a signal came
                         write_all(fd, piece[written:])
-            self._set(fd, entry)
+            self._set(fd, entry, exact)
         finally:
             os.close(fd)
 
@@ -359,16 +362,29 @@ class Extractor:
 
     # -- what is known of a file ---------------------------------------------------------------
 
-    def _set(self, fd: int, entry: Entry) -> None:
+    def _set(self, fd: int, entry: Entry, exact: bool = False) -> None:
+        """``exact``: it was made with its rights."""
         self.owners.give(fd, entry)
-        mode = entry.mode & 0o1777
-        if mode != entry.mode:
-            self.stripped += 1
         if entry.xattrs:
             self.attributes += _set_attributes(fd, entry)
-        os.fchmod(fd, mode)
+        if not exact:
+            mode = entry.mode & 0o1777
+            if mode != entry.mode:
+                self.stripped += 1
+            os.fchmod(fd, mode)
         moment = _moment(entry)
         os.utime(fd, ns=(moment, moment))
+
+
+def _umask(root_fd: int) -> int:
+    """The rights that new files are denied here: all, where a folder's ACL has a say in it."""
+    try:
+        if "system.posix_acl_default" in os.listxattr(root_fd):
+            return 0o777
+        with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+            return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0o777
 
 
 def _set_attributes(fd: int, entry: Entry) -> int:
