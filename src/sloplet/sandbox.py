@@ -57,8 +57,8 @@ _TO_BE_BUILT = "(built when it starts)"
 class Recipe(Protocol):
     """An image that is built first (``sloplet.Image``)."""
 
-    async def resolve_reference(self) -> str:
-        """Build it, or find it built; what to call it then."""
+    async def resolve_reference(self, *, engine: str = "auto", at_least: str | None = None) -> str:
+        """Build it, on an engine as asked for, or find it built; what to call it then."""
 
 
 class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
@@ -199,7 +199,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
                     self._controller = await default_controller(named=self._spec.name is not None)
                 values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
                 if self._recipe is not None:
-                    self._spec = replace(self._spec, image=await self._recipe.resolve_reference())
+                    built = await self._recipe.resolve_reference(engine=self._spec.engine, at_least=self._spec.at_least)
+                    self._spec = replace(self._spec, image=built)
                 info = await create_or_find(self._controller, self._spec)
                 await self._furnish(self._controller, info, values)
                 self._info = info

@@ -23,10 +23,10 @@ from sloplet import Image, Network, Sandbox
 from sloplet.build.dockerfile import parse
 from sloplet.build.events import BuildEvent
 from sloplet.build.executor import Builder, BuildOptions, parse_tags
-from sloplet.build.running import RunSettings
+from sloplet.build.running import RunSettings, engine_of
 from sloplet.engines import jail, registry
 from sloplet.engines.machine import machine
-from sloplet.errors import BuildError, BuildFailed, ImageNotFound, ImagePlatform, RecipeInvalid
+from sloplet.errors import BuildError, BuildFailed, ImageNotFound, ImagePlatform, RecipeInvalid, SlopletError
 from sloplet.images.media import host_platform
 from sloplet.images.store import ImageStore, StoredImage
 from sloplet.runtime import Runtime
@@ -304,7 +304,7 @@ def test_what_a_copy_takes_and_where_it_goes(context: Path) -> None:
     assert set(way) == {"usr/bin/run.sh"}
     assert inner["in"].isreg()
     assert (owned["owned/a.txt"].uid, owned["owned"].gid) == (1000, 50)
-    with pytest.raises(BuildFailed, match="line 2: there is no link in the context"):
+    with pytest.raises(BuildFailed, match="line 2: link is a link to what is not in the context"):
         build("FROM busybox:test\nCOPY link /x\n", context)
 
 
@@ -319,6 +319,40 @@ def test_archives_are_unpacked_by_add_only(context: Path) -> None:
     assert set(added) == {"usr/bin/added"}  # /bin is a link there, and stays one
     assert added["usr/bin/added"].uid == 5
     assert set(copied) == {"x", "x/t.tgz"}
+
+
+def test_a_stage_has_the_arguments_of_the_one_below() -> None:
+    text = "FROM busybox:test AS one\nARG A=1\nARG B\nFROM one AS two\nARG C=3\nFROM two\nRUN echo $A $B $C\n"
+    assert build(text, build_args={"B": "2"}).log[-1] == "1 2 3"
+    text = "FROM busybox:test AS one\nARG A=1\nFROM busybox:test\nRUN echo none: $A\n"
+    assert build(text).log[-1] == "none:"
+
+
+def test_another_time_is_another_step(context: Path) -> None:
+    text = "FROM busybox:test\nCOPY src /src\nWORKDIR /w\n"
+    times = {}
+    for epoch in (1_000_000_000, 1_000_000_001):
+        found = layers(build(text, context, epoch=epoch).image)
+        times[epoch] = {info.mtime for layer in found[1:] for info in layer.values()}
+    assert times == {1_000_000_000: {1_000_000_000}, 1_000_000_001: {1_000_000_001}}
+
+
+def test_what_is_as_it_was_is_in_no_layer() -> None:
+    text = "FROM busybox:test\nRUN echo a > /a; echo b > /b; ln /b /c\nRUN touch /a; echo b > /b; chown -R 0:0 /a /c\n"
+    assert len(build(text).image.layers) == 2
+
+
+def test_steps_run_in_a_container_unless_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_of(RunSettings()) == "container"
+    assert engine_of(RunSettings(engine="gvisor")) == "gvisor"
+    assert engine_of(RunSettings(at_least="gvisor")) == "auto"
+    with pytest.raises(SlopletError, match="weaker than at_least='microvm'"):
+        asyncio.run(Image("busybox:test").run("true").build_async(at_least="microvm", no_cache=True))
+    with (
+        pytest.raises(SlopletError, match="weaker than at_least='microvm'"),
+        Sandbox(image=Image("busybox:test").run("touch /never-built-before"), at_least="microvm"),
+    ):
+        raise AssertionError("started")
 
 
 def test_triggers_of_a_base(context: Path) -> None:

@@ -155,6 +155,13 @@ def test_files_in_the_dockerfile() -> None:
     assert (step.sources, step.target) == ((), "/dir/")
 
 
+def test_names_of_heredocs_are_names_of_files() -> None:
+    found = parse("FROM a\nCOPY <<my-app.conf <<etc/x+y /etc/\n1\nmy-app.conf\n2\netc/x+y\nRUN y\n").stages[0]
+    assert isinstance(found.steps[0], Copy)
+    assert [(doc.name, doc.text) for doc in found.steps[0].heredocs] == [("my-app.conf", "1\n"), ("etc/x+y", "2\n")]
+    assert len(found.steps) == 2
+
+
 def test_what_looks_like_a_heredoc_in_quotes_is_none() -> None:
     step = one("RUN sh -c 'cat <<EOF'\n")
     assert isinstance(step, Run)

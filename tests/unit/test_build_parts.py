@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,14 @@ def body(offset: int, data: bytes) -> bytes:
     return encode_record(Fields((Tag.OFFSET, offset), (Tag.BODY, data)))
 
 
-def told(home: Home, *records: bytes, base: dict[str, Found] | None = None, complete: bool = True) -> dict[str, Item]:
+def told(
+    home: Home, *records: bytes, base: dict[str, Found] | None = None, complete: bool = True,
+    contents_of_base: dict[str, list[bytes]] | None = None,
+) -> dict[str, Item]:  # fmt: skip
     known = base or {}
+
+    def read(found: Found) -> Callable[[], Iterator[bytes]]:
+        return lambda: iter((contents_of_base or {})[found.path])
 
     def names(folder: str) -> list[str]:
         return sorted({path[len(folder) :].strip("/").split("/")[0] for path in known if path.startswith(f"{folder}/")})
@@ -67,7 +73,9 @@ def told(home: Home, *records: bytes, base: dict[str, Found] | None = None, comp
         for record in records:
             spool.write(record)
         listing, contents = read_changes(spool, complete)
-        items = items_of(listing, contents, known.get, owners=True, names=names)
+        items = items_of(
+            listing, contents, known.get, owners=True, names=names, read=None if contents_of_base is None else read
+        )
         return {
             item.path: item if item.data is None else Item(**{**vars(item), "data": text_data(b"".join(item.data()))})
             for item in items
@@ -149,6 +157,19 @@ def test_a_sandbox_that_lies_makes_no_layer(home: Home, records: list[bytes]) ->
         told(home, *records)
 
 
+def test_a_file_that_is_as_it_was_is_no_change(home: Home) -> None:
+    base = {name: Found(name, "file", 0o644, size=6) for name in ("same", "linked", "mode", "owner", "text", "size")}
+    before = {name: [b"ab", b"cdef"] for name in base}
+    found = told(
+        home, entry("same", SIZE=6), body(0, b"abc"), body(3, b"def"), entry("mode", SIZE=6, MODE=0o600),
+        body(0, b"abcdef"), entry("owner", SIZE=6, UID=7), body(0, b"abcdef"), entry("text", SIZE=6),
+        body(0, b"abcdeF"), entry("size", SIZE=5), body(0, b"abcde"), entry("linked", SIZE=6), body(0, b"abcdef"),
+        entry("other", PATH2="linked", FLAGS=int(ChangeFlag.HARD_LINK)), entry("new", SIZE=6), body(0, b"abcdef"),
+        base=base, contents_of_base=before,
+    )  # fmt: skip
+    assert set(found) == {"mode", "owner", "text", "size", "linked", "other", "new"}
+
+
 def test_traces_of_a_certificate_are_no_change(tmp_path: Path) -> None:
     from sloplet.build.tree import TreeFolder
 
@@ -157,10 +178,9 @@ def test_traces_of_a_certificate_are_no_change(tmp_path: Path) -> None:
     (tmp_path / "etc/ssl/certs/ca-certificates.crt").chmod(0o644)
     path = "etc/ssl/certs/ca-certificates.crt"
     with TreeFolder(tmp_path, None, mapped=False) as tree:
-        same = Item(path, "file", 0o644, size=7, data=text_data(b"theirs\n"))
         changed = Item(path, "file", 0o644, size=7, data=text_data(b"others\n"))
         made = Item("usr/local/share/ca-certificates", "folder", 0o755)
-        assert without_traces([same, made], tree) == []
+        assert without_traces([made], tree) == []
         assert without_traces([changed], tree) == [changed]
 
 

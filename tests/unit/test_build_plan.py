@@ -9,7 +9,7 @@ import pytest
 
 from sloplet.build.dockerfile import parse
 from sloplet.build.plan import Origin, Plan, make_plan, platform_arguments
-from sloplet.build.scope import CopyWork, FolderWork, RunWork, Scope, Work
+from sloplet.build.scope import DEFAULT_PATH, CopyWork, FolderWork, RunWork, Scope, Work
 from sloplet.errors import RecipeInvalid
 from sloplet.images.config import Healthcheck, ImageConfig
 from sloplet.images.media import Platform
@@ -240,3 +240,15 @@ def test_nothing_that_is_written_is_more_than_an_error_with_its_line() -> None:
             refused.append(error.message)
     assert [text for text in refused if not re.match(r"Dockerfile (line \d+: |has no FROM)", text)] == []
     assert 500 < len(refused) < 3000
+
+
+def test_the_path_is_there_where_the_image_names_none() -> None:
+    config, _ = taken("ENV PATH=/opt/bin:$PATH")
+    assert config.env == (("PATH", f"/opt/bin:{DEFAULT_PATH}"),)
+    config, _ = taken("ENV PATH=/opt/bin:$PATH", ImageConfig(env=(("PATH", "/theirs"),)))
+    assert config.env == (("PATH", "/opt/bin:/theirs"),)
+
+
+def test_variables_in_lists_of_volumes() -> None:
+    config, _ = taken('ENV D=/data\nVOLUME ["$D", "${D}2"]\nEXPOSE 80')
+    assert config.volumes == ("/data", "/data2")

@@ -130,11 +130,14 @@ def items_of(
     owners: bool,
     names: Callable[[str], list[str]],
     dropped: Callable[[str], bool] = lambda path: False,
+    read: Callable[[Found], Callable[[], Iterator[bytes]]] | None = None,
 ) -> list[Item]:
     """What belongs into a layer above ``base``. ``owners``: those that ``base`` tells are the ones inside; ``names``:
-    what is in a folder of it; ``dropped``: what is no part of it, and nothing below is. Blocking.
+    what is in a folder of it; ``dropped``: what is no part of it, and nothing below is; ``read``: what is in a file of
+    it. Blocking.
 
-    The same whatever engine told it: a folder that was replaced comes as what it lacks of the old one.
+    The same whatever engine told it: a folder that was replaced comes as what it lacks of the old one, and a file that
+    was written anew and is as it was does not come.
     """
     items: dict[str, Item] = {}
     present: dict[str, set[str]] = {path.strip("/"): set(found) for path, found in listing.names.items()}
@@ -165,6 +168,8 @@ def items_of(
                 items[path] = Item(path, "whiteout")
     if not listing.complete:
         _leave_out_ours(items, base)
+    if read is not None and owners:
+        _leave_out_same(items, base, read)
     return [_linked(item, items, listing, contents) for item in items.values()]
 
 
@@ -186,6 +191,31 @@ def _leave_out_ours(items: dict[str, Item], base: Look) -> None:
         empty = item is not None and not any(other.startswith(f"{path}/") for other in items)
         if item is not None and empty and item.kind == "folder" and base(path) is None:
             del items[path]
+
+
+def _leave_out_same(items: dict[str, Item], base: Look, read: Callable[[Found], Callable[[], Iterator[bytes]]]) -> None:
+    """Touched, given to its owner again, written with what was in it: all times are one, so nothing has changed."""
+    linked = {item.link for item in items.values() if item.kind == "hardlink"}
+    for path, item in list(items.items()):
+        before = base(path) if item.kind == "file" and path not in linked else None
+        if before is None or before.kind != "file" or item.data is None:
+            continue
+        facts = (before.size, before.mode, before.uid, before.gid)
+        if facts == (item.size, item.mode, item.uid, item.gid) and _equal(item.data(), read(before)()):
+            del items[path]
+
+
+def _equal(some: Iterator[bytes], others: Iterator[bytes]) -> bool:
+    """Whether two rows of pieces, cut anywhere, are the same bytes."""
+    left = right = b""
+    while True:
+        left, right = left or next(some, b""), right or next(others, b"")
+        count = min(len(left), len(right))
+        if left[:count] != right[:count] or (not count and (left or right)):
+            return False
+        if not count:
+            return True
+        left, right = left[count:], right[count:]
 
 
 def never(path: str) -> bool:

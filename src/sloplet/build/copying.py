@@ -73,6 +73,11 @@ def _missing(work: CopyWork, source: str, where: str) -> BuildFailed:
 def _take(work: CopyWork, folder: Folder, path: str, source: str, selection: Selection, where: str) -> None:
     top = folder.lstat(resolve(folder.lstat, path))
     if top is None:
+        if folder.lstat(path) is not None:
+            raise BuildFailed(
+                f"{work.line.name} line {work.line.number}: {path[:200]} is a link to what is not in {where}",
+                hint="links are followed inside of it only; name what they lead to",
+            )
         raise _missing(work, source, where)
     if top.kind == "other":
         raise BuildFailed(f"{work.line.name} line {work.line.number}: {source[:200]} is a device, a pipe or a socket")

@@ -52,24 +52,10 @@ async def _read(files: AsyncFiles, path: str) -> bytes | None:
 
 
 def without_traces(items: list[Item], tree: Folder) -> list[Item]:
-    """Bundles that are the image's again, and folders that were made for them alone, are no changes. Blocking."""
+    """Folders that were made for it alone are no changes. Blocking."""
     kept = {item.path: item for item in items}
-    for path in trust.BUNDLES:
-        item = kept.get(path.strip("/"))
-        if item is not None and item.kind == "file" and item.data is not None and _same(item, tree):
-            del kept[item.path]
     for path in _FOLDERS:
         empty = not any(other.startswith(f"{path}/") for other in kept)
         if path in kept and empty and kept[path].kind == "folder" and tree.lstat(path) is None:
             del kept[path]
     return list(kept.values())
-
-
-def _same(item: Item, tree: Folder) -> bool:
-    before = tree.lstat(item.path)
-    if before is None or before.kind != "file" or (before.size, before.mode) != (item.size, item.mode):
-        return False
-    if tree.owners and (before.uid, before.gid) != (item.uid, item.gid):
-        return False
-    assert item.data is not None
-    return b"".join(item.data()) == b"".join(tree.data(before)())

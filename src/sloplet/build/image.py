@@ -218,10 +218,14 @@ class Image:
         return self._add(lambda line: Command(line, argv=words), keyword, json.dumps(list(words)))
 
     def expose(self, *ports: int | str) -> Image:
-        return self._add(lambda line: Names(line, words=tuple(map(str, ports))), "EXPOSE", " ".join(map(str, ports)))
+        return self._add(
+            lambda line: Names(line, words=tuple(literal(str(port)) for port in ports)),
+            "EXPOSE",
+            " ".join(map(str, ports)),
+        )
 
     def volume(self, *paths: str) -> Image:
-        return self._add(lambda line: Names(line, words=paths), "VOLUME", " ".join(paths))
+        return self._add(lambda line: Names(line, words=tuple(map(literal, paths))), "VOLUME", " ".join(paths))
 
     def _add(self, make: Any, keyword: str, shown: str) -> Image:
         line = Line(len(self._steps) + 2, keyword, shown, name="Image")
@@ -246,10 +250,12 @@ class Image:
         secrets: Mapping[str, bytes | str] | None = None,
         on_event: OnBuildEvent | None = None,
         engine: str = "auto",
+        at_least: str | None = None,
         **limits: Any,
     ) -> StoredImage:
         """Build it, or find it built; it is called ``tag`` from now on. ``network``: what its steps may reach;
-        ``limits``: cpus, memory, disk, pids of each. RecipeInvalid, BuildFailed; what images and sandboxes raise."""
+        ``engine``, ``at_least``: what they run on, a container by default; ``limits``: cpus, memory, disk, pids of
+        each. RecipeInvalid, BuildFailed; what images and sandboxes raise."""
         from .events import silent
         from .executor import Builder, BuildOptions, parse_tags
         from .running import RunSettings
@@ -261,13 +267,14 @@ class Image:
             "pull": pull,
             "on_event": on_event,
             "engine": engine,
+            "at_least": at_least,
             **limits,
         }
         others = {name: (await other.build_async(**inner)).id for name, other in self._images}
         recipe = await self._whole(others, no_cache, on_event)
         options = BuildOptions(
             tags=parse_tags(names), build_args={**dict(self._arguments), **(build_args or {})}, target=self._target,
-            settings=RunSettings(network, limits, engine), no_cache=no_cache, pull=pull,
+            settings=RunSettings(network, limits, engine, at_least=at_least), no_cache=no_cache, pull=pull,
             secrets=self._secrets(secrets or {}),
             epoch=source_date_epoch(),
         )  # fmt: skip
@@ -284,9 +291,10 @@ class Image:
             found.setdefault(TRUST, list_of)
         return found
 
-    async def resolve_reference(self) -> str:
-        """What ``Sandbox(image=...)`` starts from."""
-        return (await self.build_async()).id
+    async def resolve_reference(self, *, engine: str = "auto", at_least: str | None = None) -> str:
+        """What ``Sandbox(image=...)`` starts from; its steps are not less isolated than that is."""
+        engine = "auto" if engine in ("process", "fake") else engine  # which have no root of their own
+        return (await self.build_async(engine=engine, at_least=at_least)).id
 
     async def _whole(self, others: Mapping[str, str], no_cache: bool, on_event: OnBuildEvent | None) -> Dockerfile:
         steps = [replace(step, origin=others.get(step.origin or "", step.origin)) if isinstance(step, Copy) else step

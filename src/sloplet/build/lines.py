@@ -12,7 +12,7 @@ from .words import split
 
 MAX_BYTES = 4 * 2**20
 _DIRECTIVE_RE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*\Z")
-_HEREDOC_RE = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_][A-Za-z0-9_.]*)(['\"]?)\Z")
+_HEREDOC_RE = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_.][A-Za-z0-9_.+/-]*)(['\"]?)\Z")
 _WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 _DIRECTIVES = ("syntax", "escape", "check")
 

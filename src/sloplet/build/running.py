@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..controller import Controller
-from ..errors import BuildFailed, CommandError
+from ..engines import jail, registry
+from ..engines.machine import machine
+from ..engines.rung import SUBIDS
+from ..errors import BuildFailed, CommandError, UnsupportedOperation
 from ..netspec import Network, NetworkSpec
 from ..results import Result
 from ..sandbox import AsyncSandbox
@@ -40,6 +43,7 @@ class RunSettings:
     limits: Mapping[str, Any] = field(default_factory=dict)  #: cpus, memory, disk, pids, open_files
     engine: str = "auto"
     allow_weaker: bool = False
+    at_least: str | None = None
 
 
 class _StepSandbox(AsyncSandbox):
@@ -57,6 +61,23 @@ def default_limits() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return {"cpus": float(os.cpu_count() or 1), "memory": max(_LEAST_MEMORY, min(_MOST_MEMORY, memory)),
             "disk": 8 * 2**30, "pids": 4096}  # fmt: skip
+
+
+def engine_of(settings: RunSettings) -> str:
+    """What steps run on: unless the caller says more, a container, which compiles and installs several times as fast as
+    a kernel in user space; where a container has one user only, gVisor, which has all. UnsupportedOperation. Blocking.
+    """
+    if settings.engine != "auto" or settings.at_least is not None:
+        return settings.engine
+    alone = jail.mode(machine()) == "single"
+    if not alone and registry.load("container").probe().available:
+        return "container"
+    if alone and not registry.load("gvisor").probe().available:
+        raise UnsupportedOperation(
+            "steps of a build need several users inside, and here is one: there are no subordinate ids, and no gVisor",
+            hint=f"`sloplet setup gvisor`; or {SUBIDS}",
+        )
+    return "auto"
 
 
 class Lines:
@@ -100,8 +121,9 @@ async def run(
     """Run it, return the entries of the layer that it made. BuildFailed, and errors of the sandbox itself."""
     network = network_of(work, settings)
     box = _StepSandbox(
-        image=tree.image.id, user="0:0", workdir="/", sudo=True, network=network, engine=settings.engine,
-        allow_weaker=settings.allow_weaker, controller=controller, volumes=mounted.volumes or None, **settings.limits,
+        image=tree.image.id, user="0:0", workdir="/", sudo=True, network=network,
+        engine=await in_thread(engine_of, settings), at_least=settings.at_least, allow_weaker=settings.allow_weaker,
+        controller=controller, volumes=mounted.volumes or None, **settings.limits,
     )  # fmt: skip
     lines = Lines(tell)
     try:
@@ -121,7 +143,7 @@ async def run(
         listing, contents = read_changes(spool, complete)
         found = items_of(
             listing, contents, tree.folder.lstat, owners=tree.folder.owners, names=tree.folder.names,
-            dropped=lambda path: path == _SCRIPT.strip("/") or mounted.covers(path),
+            dropped=lambda path: path == _SCRIPT.strip("/") or mounted.covers(path), read=tree.folder.data,
         )  # fmt: skip
         found = mounted.without_own(found)
         return found if certificate is None else without_traces(found, tree.folder)

@@ -25,7 +25,7 @@ from .instructions import (
 )
 from .lines import Line
 from .plan import PROXIES, expanded
-from .words import Malformed, expand_list, expand_text
+from .words import Malformed, expand, expand_list, expand_text
 
 DEFAULT_SHELL = ("/bin/sh", "-c")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -79,20 +79,26 @@ class Scope:
     """Where a stage is. ``take`` moves it on by one instruction."""
 
     def __init__(
-        self, config: ImageConfig, *, build_args: Mapping[str, str], leading: Mapping[str, str], epoch: int
-    ) -> None:
+        self, config: ImageConfig, *, build_args: Mapping[str, str], leading: Mapping[str, str], epoch: int,
+        arguments: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self._given = build_args
         self._leading = leading
         self._epoch = epoch
-        self._arguments: dict[str, str] = {}
+        self._arguments = dict(arguments or {})  # those of the stage that it builds on
         self._cmd_is_ours = False
 
     def lookup(self, name: str) -> str | None:
         for key, value in reversed(self.config.env):
             if key == name:
                 return value
-        return self._arguments.get(name)
+        return self._arguments.get(name, DEFAULT_PATH if name == "PATH" else None)
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """ARGs with values so far: a stage that builds on this one has them too."""
+        return dict(self._arguments)
 
     def take(self, step: Instruction) -> Work | None:
         """What is to be done for it; None: its config was all. Raises RecipeInvalid."""
@@ -236,7 +242,9 @@ class Scope:
 
     def _names(self, step: Names) -> None:
         try:
-            words = list(step.words) or expand_list(step.text, self.lookup, step.line.escape)
+            words = [expand(word, self.lookup, step.line.escape) for word in step.words] or expand_list(
+                step.text, self.lookup, step.line.escape
+            )
         except Malformed as error:
             raise step.line.wrong(str(error), error.hint) from None
         if step.line.keyword == "VOLUME":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -47,6 +47,7 @@ class Built:
 
     ground: Ground
     config: ImageConfig
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
 
 class StageBuild:
@@ -73,12 +74,16 @@ class StageBuild:
             self._builder.count(len(triggers))
             config = config.changed(on_build=())
         options = self._builder.options
-        self._scope = Scope(config, build_args=options.build_args, leading=self._leading, epoch=options.epoch)
+        below = None if self._planned.base.stage is None else self._done[self._planned.base.stage]
+        self._scope = Scope(
+            config, build_args=options.build_args, leading=self._leading, epoch=options.epoch,
+            arguments=below.arguments if below else None,
+        )  # fmt: skip
         for step in steps:
             await self._step(step, lambda step=step: self._one(step))  # type: ignore[misc]
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(options.epoch))
         config = self._scope.config.changed(history=(*config.history, *self._history), created=created)
-        return Built(ground, config)
+        return Built(ground, config, self._scope.arguments)
 
     async def _step(self, step: Instruction, do: Callable[[], Any]) -> Any:
         """Do it, and tell of it."""
@@ -142,7 +147,7 @@ class StageBuild:
         if isinstance(work, CopyWork):
             return await self._copy(work)
         assert isinstance(work, FolderWork)
-        key = key_of(self._ground.chain, {"folder": work.path, "owner": work.owner})
+        key = self._key({"folder": work.path, "owner": work.owner})
         return await self._cached_or(key, lambda spool: folder_items(work, self._ground))
 
     async def _run(self, work: RunWork) -> Layer | None:
@@ -161,7 +166,7 @@ class StageBuild:
             controller = await builder.controller()
             return await run(work, tree, settings, controller, builder.home, spool, mounted, self._log)
 
-        return await self._cached_or(key_of(self._ground.chain, facts), make)
+        return await self._cached_or(self._key(facts), make)
 
     async def _folder_of(self, name: str | None) -> Folder:
         """Where COPY --from and mounts take files from."""
@@ -186,7 +191,7 @@ class StageBuild:
         }  # fmt: skip
         quick = None
         if work.origin is not None:  # the origin's layers tell what is in it: no need to read its files
-            quick = key_of(self._ground.chain, {**facts, "origin": (await self._ground_of(work.origin)).chain})
+            quick = self._key({**facts, "origin": (await self._ground_of(work.origin)).chain})
             hit = await self._look_up(quick)
             if hit is not None:
                 return self._hit(hit)
@@ -194,9 +199,7 @@ class StageBuild:
         where = "the context" if work.origin is None else work.origin
         selection = await in_thread(select, work, folder, where if work.folder is None else work.folder)
         facts["content"] = selection.digest
-        layer = await self._cached_or(
-            key_of(self._ground.chain, facts), lambda spool: copy_items(work, selection, self._ground, spool)
-        )
+        layer = await self._cached_or(self._key(facts), lambda spool: copy_items(work, selection, self._ground, spool))
         if quick is not None:
             await in_thread(self._builder.cache.put, quick, layer)
         return layer
@@ -205,6 +208,9 @@ class StageBuild:
         if work.folder is not None:
             return await in_thread(self._builder.folder, work.folder)
         return await self._folder_of(work.origin) if work.sources else None
+
+    def _key(self, facts: dict[str, Any]) -> str:
+        return key_of(self._ground.chain, {**facts, "epoch": self._builder.options.epoch})
 
     async def _look_up(self, key: str) -> Hit | None:
         if self._builder.options.no_cache:

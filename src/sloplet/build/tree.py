@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ..engines import jail
 from ..engines.base import ResolvedImage
@@ -10,15 +12,26 @@ from ..engines.machine import machine
 from ..errors import BuildFailed
 from ..images import userns
 from ..images.opening import Opener
-from .context import Folder, Owner
+from ..images.owners import recorded
+from .context import Folder, Found, Owner
 
 
 class TreeFolder(Folder):
-    """Files of subordinate ids are opened by who may."""
+    """Files of subordinate ids are opened by who may. ``recorded``: whom files belong to where the disk does not say,
+    by path; all others to root."""
 
-    def __init__(self, path: str | os.PathLike[str], owner: Owner | None, mapped: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], owner: Owner | None, mapped: bool,
+        recorded: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(path, owner=owner)
         self._opener = Opener(self._root) if mapped else None
+        self._recorded = recorded or {}
+
+    def _found(self, path: str, fd: int) -> Found:
+        found = super()._found(path, fd)
+        owner = self._recorded.get(path)
+        return found if owner is None else replace(found, uid=owner[0], gid=owner[1])
 
     def _open_in(self, path: bytes, flags: int) -> int:
         try:
@@ -41,7 +54,13 @@ def tree_folder(resolved: ResolvedImage) -> Folder:
     kind = jail.mode(machine())
     if kind == "range":
         return TreeFolder(resolved.path, userns.inside(), mapped=True)
-    return TreeFolder(resolved.path, _same if kind == "root" and resolved.owners_kept else None, mapped=False)
+    if kind == "root" and resolved.owners_kept:
+        return TreeFolder(resolved.path, _same, mapped=False)
+    return TreeFolder(resolved.path, _root, mapped=False, recorded=recorded(resolved.path))
+
+
+def _root(uid: int, gid: int) -> tuple[int, int]:
+    return 0, 0
 
 
 def _same(uid: int, gid: int) -> tuple[int, int]:

@@ -52,7 +52,8 @@ _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
 )
 @rule_options
 @limit_options
-@click.option("--engine", default="auto", show_default=True, metavar="NAME", help="See `sloplet doctor`.")
+@click.option("--engine", default="auto", metavar="NAME", help="What steps run on. [default: container, if it can]")
+@click.option("--at-least", metavar="RUNG", help="Refuse anything weaker for steps: container, gvisor, ...")
 @click.option("--no-cache", is_flag=True, help="Do every step, whatever was built before.")
 @click.option("--pull", is_flag=True, help="Ask registries for newer images of the same name.")
 @click.option("--platform", metavar="OS/ARCH", help="For another kind of machine, where no step runs anything.")
@@ -71,7 +72,8 @@ def command(path: str, **options: Any) -> None:
     log = BuildLog(quiet=options["quiet"] or options["as_json"], live=False if options["plain_log"] else None)
     try:
         if is_standard(path):
-            image = asyncio.run(build_standard(path, options, _limits(options), log))
+            rung = {"at_least": options["at_least"]} if options["at_least"] else {}
+            image = asyncio.run(build_standard(path, options, {**_limits(options), **rung}, log))
             options["tags"] = (path, *options["tags"])
         else:
             image = asyncio.run(_build(Path(path), options, log))
@@ -103,7 +105,7 @@ async def _build(folder: Path, options: dict[str, Any], log: BuildLog) -> Stored
     given = BuildOptions(
         tags=parse_tags(options["tags"]), build_args=_pairs("--build-arg", options["build_args"], ours=True),
         target=options["target"], settings=RunSettings(
-            _network(options), _limits(options), options["engine"], options["allow_weaker"]
+            _network(options), _limits(options), options["engine"], options["allow_weaker"], options["at_least"]
         ),
         labels=_pairs("--label", options["labels"]), secrets=dict(map(_secret, options["secrets"])),
         no_cache=options["no_cache"], pull=options["pull"], platform=options["platform"], epoch=source_date_epoch(),
