@@ -386,6 +386,38 @@ class TestStopping:
         assert failed(box.code("lost", restart=True))[0] == "NameError"
         assert box.code("1").text == "1"
 
+    def test_a_first_cell_that_ends_its_kernel_is_told_too(self, box: Sandbox) -> None:
+        box.contexts.create(name="first", env={"WHO": "me"})
+        with pytest.raises(KernelError, match="exit code 3"):
+            box.code("import os; os._exit(3)", context="first")
+        with pytest.raises(KernelError, match="gone, with its variables"):
+            box.code("1", context="first")
+        assert box.code("import os; os.environ['WHO']", context="first", restart=True).text == "'me'"
+        box.contexts.remove("first")
+
+    def test_a_time_limit_behind_a_first_cell_does_not_end_it(
+        self, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sloplet.code.cell._STARTING", 0.1)
+        monkeypatch.setattr("sloplet.code.cell.PATIENCE", (0.1, 0.2, 0.3))
+        box.contexts.create(name="busy")
+
+        async def together() -> tuple[CodeResult, BaseException]:
+            begun = asyncio.Event()
+            cell = "import time\nprint('begun')\nfor _ in range(20): time.sleep(0.1)\n'done'"
+            first = asyncio.ensure_future(box._inner.code(cell, context="busy", on_stdout=lambda _: begun.set()))
+            await begun.wait()
+            second = await asyncio.gather(box._inner.code("1", context="busy", timeout=0.1), return_exceptions=True)
+            return await first, second[0]  # type: ignore[return-value]
+
+        from sloplet.portal import portal
+
+        done, refused = portal().call(together())
+        assert (done.text, done.error) == ("'done'", None)
+        assert isinstance(refused, KernelError)
+        assert "another one runs in it" in str(refused)
+        box.contexts.remove("busy")
+
     def test_one_at_a_time_and_each_its_own_output(self, box: Sandbox) -> None:
         async def together() -> list[CodeResult]:
             cells = [box._inner.code(f"import time; print({n}); time.sleep(0.01); {n}") for n in range(8)]

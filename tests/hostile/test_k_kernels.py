@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Iterator
@@ -120,6 +121,53 @@ def test_tags_that_are_not_quite_ours_are_no_contexts(box: Sandbox) -> None:
                 f"sloplet-code/2/python/newer/{KEY}"):  # fmt: skip
         box.spawn(["sleep", "30"], detached=True, tag=tag).detach()
     assert not {"a b", "x", "newer"} & {one.name for one in box.contexts.list()}
+
+
+def test_settings_that_were_tampered_with_make_nobody_root(box: Sandbox) -> None:
+    if box.engine != "container":
+        pytest.skip("capability: no other users on the process rung")
+    lie = "import json, os\nfor n in ({names}):\n    path = f'/tmp/.sloplet-code/{{n}}.json'\n    "
+    lie += "os.path.exists(path) and os.remove(path)\n    json.dump({{'language': 'python', 'user': 'root', "
+    lie += "'env': {{'EVIL': '1'}}, 'python': None, 'cwd': None}}, open(path, 'w'))\n"
+    me = box.code("import os; os.getuid()", restart=True).text
+    box.contexts.create(name="elevated", user="root")
+    box.contexts.create(name="custom", env={"A": "1"})
+    assert box.code("import os; os.getuid()", context="elevated").text == "0" != me
+    box.code(lie.format(names="'python', 'elevated', 'custom', 'planted'"))
+    for name in ("python", "elevated", "custom", "planted"):
+        with contextlib.suppress(KernelError):
+            box.contexts.restart(name)
+        with contextlib.suppress(KernelError):
+            found = box.code("import os; os.getuid(), 'EVIL' in os.environ", context=name, restart=True).text
+            assert found in ((f"({me}, False)", "(0, False)") if name == "elevated" else (f"({me}, False)",))
+    with pytest.raises(KernelError, match="cannot be started anew as it was"):
+        box.contexts.restart("elevated")
+    box.contexts.remove("elevated")
+    box.contexts.remove("planted")
+
+
+def test_long_code_of_another_user_is_in_nobody_elses_hands(box: Sandbox) -> None:
+    """Whoever watches the folders cannot change what root's context runs."""
+    if box.engine != "container":
+        pytest.skip("capability: no other users on the process rung")
+    box.contexts.create(name="above", user="root")
+    look = (
+        "import glob, os, threading\nfound, done = set(), threading.Event()\n"
+        "def swap():\n    while not done.is_set():\n"
+        "        for path in glob.glob('/tmp/.sloplet-code*') + glob.glob('/tmp/.sloplet-code*/*'):\n"
+        "            if path.endswith(('.json', '.sloplet-code')): continue\n"
+        "            found.add(path)\n"
+        "            try:\n                os.rename(path, path + 'x'); open(path, 'w').write('666')\n"
+        "            except OSError: pass\n"
+        "thread = threading.Thread(target=swap); thread.start()"
+    )
+    box.code(look, restart=True)
+    answers = {box.code("#" * 5000 + f"\n{number}", context="above").text for number in range(40)}
+    box.code("done.set(); thread.join()")
+    assert answers == {str(number) for number in range(40)}
+    assert box.code("len(found) > 0").text == "True"
+    box.contexts.remove("above")
+    assert [info.name for info in box.files.list("/tmp") if "sloplet-code-" in info.name] == []
 
 
 def test_settings_that_were_tampered_with(box: Sandbox) -> None:

@@ -62,8 +62,8 @@ def code(ctx: click.Context, /, name: str | None, file: str | None, text: str | 
     """Run a cell of code. In a named sandbox its variables stay; without a name the sandbox is fresh, and gone
     afterwards.
 
-    What the code prints goes to stdout and stderr as it comes, then the value of its last expression. An error is shown
-    with its traceback, and the exit code is 1 (a shell's: its own).
+    What the code prints and displays goes to stdout and stderr as it comes, then the value of its last expression. An
+    error is shown with its traceback, and the exit code is 1 (a shell's: its own).
     """
     default = click.core.ParameterSource.DEFAULT
     keys = [key for key in (*SPEC_KEYS, *NETWORK_KEYS) if key in options]
@@ -141,6 +141,7 @@ async def _cell(box: AsyncSandbox, source: str, options: dict[str, Any]) -> Code
         max_output=options["max_output"] if not live else 1,
         on_stdout=_printer(sys.stdout) if live else None,
         on_stderr=_printer(sys.stderr) if live else None,
+        on_result=_show if live else None,
     )
 
 
@@ -152,9 +153,13 @@ def _printer(stream: Any) -> Any:
     return write
 
 
-def _tell(result: CodeResult, saved: list[str]) -> None:
+def _show(result: RichResult) -> None:
+    """What was displayed, and the value of the last expression, in their order among the output."""
     if result.text is not None:
         _printer(sys.stdout)(result.text + "\n")
+
+
+def _tell(result: CodeResult, saved: list[str]) -> None:
     if result.error is not None:
         error = result.error
         shown = error.traceback.rstrip() or f"{error.name}: {error.message}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..controller import Controller
-from ..errors import FileError, KernelError, ProcessNotFound, SpecError
+from ..errors import KernelError, ProcessNotFound, SpecError
 from ..files import AsyncFiles
 from ..process import DEFAULT_MAX_OUTPUT, Output
 from ..spec import SandboxSpec, parse_duration
@@ -68,7 +68,11 @@ class AsyncCode:
             self._kernels.forget(kernel.name)
             return await self._cell(await self._kernels.kernel(spoken, name, restart=restart), code, wishes)
         except Unfinished as error:
-            await self.contexts.restart(kernel.name)
+            try:
+                await self.contexts.restart(kernel.name)
+            except KernelError:
+                await self._kernels.discard(kernel.name)
+                raise
             failed = error.partial.error or CodeFailure("Timeout", "its time limit was reached")
             message = f"{failed.message}; it did not stop, so the context was started anew, without its variables"
             return replace(error.partial, error=replace(failed, message=message), restarted=True)
@@ -87,7 +91,7 @@ class AsyncCode:
         path = None
         try:
             if request is None:
-                path = await self._kernels.deposit(kernel.name, cell, raw)
+                path = await self._kernels.deposit(kernel, cell, raw)
                 request = languages.request_by_file(kernel.language, kernel.key, cell, path)
             stream = await self._kernels.open(attach_request(kernel))
             try:
@@ -98,12 +102,9 @@ class AsyncCode:
             return await Running(kernel, stream, cell, wishes).finish()
         except KernelError:
             self._kernels.forget(kernel.name)
-            if not kernel.early:  # it never ran a cell, so no variables were lost with it
+            if not kernel.early and not kernel.begun:  # it never ran a cell, so no variables were lost with it
                 await self._kernels.discard(kernel.name)
             raise
         finally:
             if path is not None:
-                try:
-                    await self.files.remove(path, missing_ok=True)
-                except FileError:
-                    pass
+                await self._kernels.withdraw(kernel, path)

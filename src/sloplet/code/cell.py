@@ -50,6 +50,8 @@ class Kernel:
     seen: float = 0.0  #: when it was last known to be there, by the loop's clock
     offsets: tuple[int, int] | None = None  #: where in its output our last cell ended, or it began
     early: bool = True  #: whether what it wrote since then is a cell's; not what it says when it starts
+    user: str | None = None  #: if it is another than the sandbox's
+    begun: bool = False  #: whether we have seen it begin with a cell
 
     def describe(self) -> str:
         return f"the {self.language} context {self.name!r}"
@@ -219,7 +221,7 @@ class Running:
         try:
             async with asyncio.timeout(None) as limit:
                 # A kernel that has only just been started may take its time; the cell's own begins with it.
-                self._give(limit, 0.0 if self._kernel.early else _STARTING)
+                self._give(limit, 0.0 if self._kernel.early or self._kernel.begun else _STARTING)
                 await self._follow(limit)
         except TimeoutError:
             if not self._late:
@@ -267,8 +269,10 @@ class Running:
             waiting = self._collector.began is None
             for part in reader.feed(piece.channel, piece.data):
                 await self._collector.take(part)
-            if waiting and self._collector.began is not None and not self._late:
-                self._give(limit)
+            if waiting and self._collector.began is not None:
+                self._kernel.begun = True
+                if not self._late:
+                    self._give(limit)
         taken = reader.taken
         self._kernel.offsets = (begin[0] + taken[0], begin[1] + taken[1])
         self._kernel.early = True

@@ -9,7 +9,7 @@ from ..errors import KernelError, SpecError
 from ..spec import check_env
 from . import languages
 from .cell import Kernel, attach_request, interrupt
-from .registry import Registry, Settings, check_context, described, gone, name_of, no_such
+from .registry import Registry, Settings, check_context, check_user, described, gone, name_of, no_such
 from .results import CodeContext
 
 _list = list
@@ -37,7 +37,7 @@ class AsyncContexts:
         if python is not None and spoken != "python":
             raise SpecError(f"python={python!r} is for Python contexts, not for {spoken}")
         chosen = check_context(name) if name is not None else f"{spoken}-{secrets.token_hex(4)}"
-        settings = Settings(spoken, cwd, dict(check_env(env or {})), user, python)
+        settings = Settings(spoken, cwd, dict(check_env(env or {})), check_user(user), python)
         async with self._registry.turn(chosen):
             if await self._registry.look(chosen) is not None:
                 raise KernelError(f"there is a context {chosen!r} already", hint="remove it first, or use its name")
@@ -55,7 +55,7 @@ class AsyncContexts:
             there = await self._registry.look(name)
             if there is None:
                 raise no_such(name)
-            settings = await self._registry.settings(name) or Settings(there.language)
+            settings = await self._registry.remembered(there)
             await self._registry.end(name)
             kernel = await self._registry.spawn(name, settings)
         return described(kernel, settings)

@@ -8,6 +8,7 @@ were saved it tells that there was a kernel. A context whose process is gone is 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import secrets
@@ -36,7 +37,11 @@ from .cell import Kernel, attach_request, restart_hint
 from .results import CodeContext
 
 _list = list
-_TAG = re.compile(r"sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63})/([0-9a-f]{16})")
+_TAG = re.compile(
+    r"sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63})/([0-9a-f]{16})"
+    r"(?:/([0-9a-f]{32})(?:/([^/]{1,64}))?)?"
+)
+_USER = re.compile(r"[^\0-\x1f/]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _MAX_SETTINGS = 256 * 1024
 _TRUSTED = 1.0  # seconds for which a kernel that was there is taken to be there still
@@ -56,6 +61,9 @@ class Settings:
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()[:32]
 
     @staticmethod
     def from_bytes(raw: bytes) -> Settings:
@@ -77,6 +85,12 @@ def check_context(name: object) -> str:
             f"{str(name)[:80]!r} is no name for a context", hint="1 to 63 letters, digits, '_', '-' and '.'"
         )
     return name
+
+
+def check_user(user: object) -> str | None:
+    if user is not None and (not isinstance(user, str) or not _USER.fullmatch(user)):
+        raise SpecError(f"user={str(user)[:80]!r} is not valid", hint="a name, or numbers as uid[:gid]")
+    return user
 
 
 class Registry:
@@ -114,8 +128,9 @@ class Registry:
                 return self.known[name]
             if not restart:
                 raise gone(there)
+            settings = await self.remembered(there)
             await self.end(name)
-            return await self.spawn(name, await self.settings(name) or Settings(there.language))
+            return await self.spawn(name, settings)
 
     async def list(self) -> _list[CodeContext]:
         found = {context.name: context for context in _contexts(await self._processes())}
@@ -135,11 +150,24 @@ class Registry:
             except FileError:
                 pass
 
-    async def deposit(self, name: str, cell: str, code: bytes) -> str:
-        """Code that is too long for one request, in a file for the kernel to read."""
-        path = f"{await self._folder()}/{name}-{cell}"
-        await self._files.write(path, code)
-        return path
+    async def deposit(self, kernel: Kernel, cell: str, code: bytes) -> str:
+        """Code that is too long for one request, in a file for the kernel to read; ``withdraw`` takes it away."""
+        if kernel.user is None:
+            path = f"{await self._folder()}/{kernel.name}-{cell}"
+            await self._files.write(path, code)
+            return path
+        # In a folder of that user's own: nobody else in there may change what he will run.
+        folder = f"{await self._folder()}-{cell}"
+        await self._files.mkdir(folder, parents=False, mode=0o700, user=kernel.user)
+        await self._files.write(f"{folder}/code", code, mode=0o600, user=kernel.user)
+        return f"{folder}/code"
+
+    async def withdraw(self, kernel: Kernel, path: str) -> None:
+        place = path if kernel.user is None else path.removesuffix("/code")
+        try:
+            await self._files.remove(place, recursive=kernel.user is not None, missing_ok=True, user=kernel.user)
+        except FileError:
+            pass
 
     def forget(self, name: str | None = None) -> None:
         """What was known may be wrong now: it is looked up again."""
@@ -195,7 +223,8 @@ class Registry:
 
     async def spawn(self, name: str, settings: Settings) -> Kernel:
         key = secrets.token_hex(8)
-        tag = f"sloplet-code/{languages.PROTOCOL}/{settings.language}/{name}/{key}"
+        tag = f"sloplet-code/{languages.PROTOCOL}/{settings.language}/{name}/{key}/{settings.digest()}"
+        tag += "" if settings.user is None else f"/{settings.user}"
         interpreters = [settings.python]
         if settings.language == "python" and settings.python is None:
             interpreters = [None, "python"]
@@ -221,6 +250,7 @@ class Registry:
                 stream.reset()
         now = asyncio.get_running_loop().time()
         kernel = Kernel(name, settings.language, key, started.integer(Tag.PID), now, (0, 0), early=False)
+        kernel.user = settings.user
         self.known[name] = kernel
         if (await self._start()).rung == "process":
             self._made[name] = settings
@@ -274,6 +304,24 @@ class Registry:
         except (ValueError, TypeError, AttributeError):
             return Settings(name) if name in languages.LANGUAGES else None
 
+    async def remembered(self, there: CodeContext) -> Settings:
+        """What a context was made with, for starting it anew. The file was in the hands of the code in there. It is
+        believed if the process's tag vouches for it, or if it asks for no other user than that code has anyway."""
+        name, plain = there.name, Settings(there.language)
+        said = await self.settings(name)
+        tags = [_TAG.fullmatch(info.tag) for info in await self._processes() if info.pid == there.pid]
+        digest = next((found[5] for found in tags if found is not None and found[3] == name), None)
+        if digest is None and (said is None or said.user is None or said == self._made.get(name)):
+            return said or plain
+        for one in (plain, said):
+            if one is not None and one.digest() == digest:
+                return one
+        raise KernelError(
+            f"the context {name!r} cannot be started anew as it was: only a file that anybody in the sandbox may have "
+            "changed tells its settings",
+            hint=f"contexts.remove({name!r}), then contexts.create(...) with the settings that you want",
+        )
+
     async def _recorded(self) -> _list[str]:
         try:
             found = await self._files.list(await self._folder())
@@ -292,7 +340,7 @@ def _contexts(
         match = _TAG.fullmatch(info.tag)
         if match is None or int(match[1]) != languages.PROTOCOL:
             continue
-        _, language, name, key = match.groups()
+        _, language, name, key, _, user = match.groups()
         if name in found and found[name].running:
             continue
         reason = "" if info.running else f"its process ended with exit code {info.exit_code}"
@@ -300,7 +348,7 @@ def _contexts(
         found[name] = CodeContext(name, language, state, info.pid, info.started_at, reason)
         if info.running and known is not None:
             if name not in known or known[name].key != key or known[name].pid != info.pid:
-                known[name] = Kernel(name, language, key, info.pid)
+                known[name] = Kernel(name, language, key, info.pid, user=user)
             known[name].seen = now
     return list(found.values())
 
