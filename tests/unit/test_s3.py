@@ -116,9 +116,6 @@ def test_very_many_keys_are_no_matter() -> None:
     """Each is looked up once; else this would take hours."""
     plan = plan_folder("", [{"Key": f"{number}/", "Size": 0} for number in range(200_000)])
     assert len(plan.folders) == 200_000
-    deep = "/".join("a" * 300)
-    plan = plan_folder("", [{"Key": f"{deep}/{number}", "Size": 0} for number in range(200_000)])
-    assert len(plan.files) == 200_000
 
 
 def test_bytes_in_what_stands_for_a_folder() -> None:

@@ -16,7 +16,7 @@ from ..results import Progress
 from ..transfer.common import Meter, OnProgress, in_parallel
 from ..transfer.download import MAX_DOWNLOAD
 from ..transfer.upload import inside
-from .client import Bucket, abandon, etag_of, is_md5
+from .client import Bucket, abandon, etag_of, in_thread, is_md5
 from .settings import S3
 from .url import S3Url, is_path
 
@@ -57,7 +57,7 @@ async def _survey(files: AsyncFiles, bucket: Bucket, url: S3Url, target: str) ->
     listed = await bucket.list(url.prefix)
     if not listed and url.key:
         raise StorageError(f"there is nothing at {url}", hint="check the key, and the bucket's name")
-    return target.rstrip("/") or "/", plan_folder(url.prefix, listed)
+    return target.rstrip("/") or "/", await in_thread(lambda: plan_folder(url.prefix, listed))  # of a million keys
 
 
 @dataclass(frozen=True)
