@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from state_helpers import finish, start
 from layer_kit import digest, folder, left, make_image, member, opened, tar, tree, zipped
 from sloplet.engines.base import StateFormat
 from sloplet.errors import ImageError, ImageInUse, ImageInvalid, ImageNotFound, ImagePlatform, SpecError
-from sloplet.images import cleaning, media, staging
+from sloplet.images import cleaning, lease, media, staging
 from sloplet.images.config import ImageConfig
 from sloplet.images.reference import parse
 from sloplet.images.resolve import resolve
@@ -170,6 +171,21 @@ def test_a_tree_that_somebody_deleted(store: ImageStore) -> None:
     shutil.rmtree(store.home.images / "layers")
     with opened(store, image) as root:
         assert (root / "bin/tool").read_text() == "tool", "a tree does not need its layers"
+    (root.parent / "image.json").write_text("{")
+    with opened(store, image) as root:
+        assert (root / "bin/tool").read_text() == "tool", "nor what is damaged beside it"
+
+
+def test_who_only_looks_whether_it_can_go(store: ImageStore) -> None:
+    """Is waited for: what is there is not made again under somebody's feet."""
+    image = make_image(store, BASE)
+    with opened(store, image) as root:
+        inode = root.stat().st_ino
+    looking = lease.take(root.parent, shared=False)
+    assert looking is not None
+    threading.Timer(0.1, lambda: looking.release(remove=False)).start()
+    with opened(store, image) as root:
+        assert root.stat().st_ino == inode
 
 
 def test_many_layers(store: ImageStore) -> None:
@@ -184,13 +200,13 @@ def test_what_is_in_use_stays(store: ImageStore) -> None:
     image = make_image(store, BASE, name="app")
     first = store.resolve(image)
     second = first.held()
-    for lease in (first, second):
+    for each in (first, second):
         with pytest.raises(ImageInUse, match="app:latest is in use by a sandbox"):
             store.remove("app")
         assert store.prune(everything=True).used == (image.id,)
         assert (first.path / "bin/tool").read_text() == "tool"  # type: ignore[operator]
-        lease.close()
-        lease.close()
+        each.close()
+        each.close()
     removed = store.remove("app")
     assert removed.image == image.id
     assert removed.bytes > len(BASE)

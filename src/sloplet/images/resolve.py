@@ -193,7 +193,7 @@ def unpacked(home: Home, digest: str) -> ResolvedImage:
     try:
         found = leased(home, digest)
     except FileNotFoundError as error:
-        found, why = None, f" ({error})"
+        found, why = None, f" ({error.strerror})"
     else:
         why = ""
     if found is None:

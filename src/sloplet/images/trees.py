@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -35,6 +36,7 @@ def chain_id(diff_ids: Sequence[str]) -> str:
     return chain.removeprefix("sha256:")
 
 
+_PATIENCE = 10.0
 COMPOSED = "composed"  #: a mark: made of layers, and not of a tar
 
 
@@ -44,20 +46,22 @@ def lock_key(tree: str) -> str:
 
 
 def leased(home: Home, tree: str, config: ImageConfig | None = None) -> ResolvedImage | None:
-    """What lies in ``images/TREE``, with a lease. None: it is going, or not whole (a loss of power, somebody's rm).
-    FileNotFoundError: it is not there. ImageInvalid: it is damaged."""
+    """What lies in ``images/TREE``, with a lease. None: somebody is about to remove it, or has just decided not to.
+    FileNotFoundError: it is not there, or not whole (a loss of power, somebody's rm). ImageInvalid: it is damaged."""
     folder = home.images / tree
     lock = lease.take(folder)
     if lock is None:
         return None
     try:
         if not is_whole(folder) or not os.path.isdir(folder / "rootfs"):
-            return None
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
         facts = json.loads((folder / lease.FACTS).read_bytes())
         held = lease.Lease(lock)
         found = ResolvedImage("rootfs", folder / "rootfs", bool(facts["owners_kept"]), config, held)
         lock = None
         return found
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ImageInvalid(
             f"the unpacked image {tree[:12]} is damaged ({error})", hint=f"remove {folder} and try again"
@@ -107,14 +111,22 @@ class Trees:
         finally:
             adding.release(remove=False)
         if found is None:
-            raise StateBusy(f"the image {image.short} is being removed by somebody else", hint="try again")
+            raise ImageInvalid(f"the tree of the image {image.short} was made, and is not there", hint="try again")
         return found
 
     def _found(self, tree: str, image: StoredImage) -> ResolvedImage | None:
-        try:
-            return leased(self._home, tree, image.config)
-        except FileNotFoundError:
-            return None
+        """None: it is to be made. Who looks whether it can go does so for a moment, and is waited for."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                found = leased(self._home, tree, image.config)
+            except (FileNotFoundError, ImageInvalid):
+                return None
+            if found is not None:
+                return found
+            if time.monotonic() > until:
+                raise StateBusy(f"the image {image.short} is being removed by somebody else", hint="try again")
+            time.sleep(0.005)
 
     def _compose(self, tree: str, image: StoredImage, progress: OnImageProgress, session: userns.Session) -> None:
         """The lock of the tree is held, and the store's shared one."""
