@@ -339,7 +339,7 @@ def test_f06_lies_about_size(store: ImageStore) -> None:
 
 
 def test_f06_too_many(tmp_path: Path) -> None:
-    """Entries, marks, the same name again and again, links: all are counted."""
+    """Entries, marks, the same name again and again, links, folders that are only implied: all are counted."""
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for entry in (
@@ -349,6 +349,9 @@ def test_f06_too_many(tmp_path: Path) -> None:
             data = entry * 2001 + bytes(1024)
             with pytest.raises(ImageInvalid, match="more than 2000 entries, the limit"):
                 unpack_layer(io.BytesIO(data), fd, digest(data), Owners(False), UnpackLimits(entries=2000))
+        implied = b"".join(header(f"{number}/" + "a/" * 40 + "f", 0) for number in range(60)) + bytes(1024)
+        with pytest.raises(ImageInvalid, match="more than 2000 entries, the limit"):
+            unpack_layer(io.BytesIO(implied), fd, digest(implied), Owners(False), UnpackLimits(entries=2000))
     finally:
         os.close(fd)
     assert UnpackLimits().entries == 1_000_000

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,6 +256,61 @@ def test_too_deep_together(store: ImageStore) -> None:
     with pytest.raises(ImageInvalid, match="folders deep"):
         composed(store, (folder(deep), symlink("l", deep)), (member(f"l/{deep}/f", b""), symlink(f"l/{deep}/m", "x")),
                  (symlink("n", f"l/{deep}"), member("y")), (member(f"n/{deep}/z", b""),))  # fmt: skip
+
+
+def test_deeper_than_its_names(store: ImageStore) -> None:
+    """A layer that goes on where a link of its own leads."""
+    for step, count, says in (("d", 200, "folders deep"), ("d" * 200, 15, "4096 bytes")):
+        members, here = [folder("r")], "r"
+        for number in range(6):
+            members += [folder(f"{here}/" + "/".join([step] * deep)) for deep in range(1, count + 1)]
+            members.append(symlink(f"l{number}", f"{here}/" + "/".join([step] * count)))
+            here = f"l{number}"
+        with pytest.raises(ImageInvalid, match=says):
+            composed(store, tuple(members))
+
+
+def test_links_imply_no_more_than_there_may_be(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = [symlink(f"s{number}", f"{number}/" + "/".join("d" * 100)) for number in range(5)]
+    through = [member(f"s{number}/f", b"") for number in range(5)]
+    assert "4/" + "/".join("d" * 100) + "/f" in composed(store, tuple(links), tuple(through))
+    monkeypatch.setattr(compose, "_MOST", 400)
+    store.prune(everything=True)
+    if MODE != "range":  # there a child composes
+        with pytest.raises(ImageInvalid, match="more than 400 files"):
+            composed(store, tuple(links), tuple(through))
+
+
+def test_a_file_with_too_many_names_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each name: a layer of some kilobytes has 60,000 names for one large file."""
+    tree_of_layer = tmp_path / "layers" / "one" / compose.LAYER_TREE
+    tree_of_layer.mkdir(parents=True)
+    with open(tree_of_layer / "0", "wb") as file:
+        file.write(b"data")
+        file.truncate(1 << 24)
+    for number in range(1, 10):
+        os.link(tree_of_layer / "0", tree_of_layer / str(number))
+    (tree_of_layer.parent / compose.LAYER_FACTS).write_bytes(LayerFacts("sha256:x").to_json())
+    (tmp_path / "root").mkdir()
+    real = os.link
+
+    def limited(src: str | bytes, dst: str | bytes, *, src_dir_fd: int, **how: Any) -> None:
+        if os.lstat(src, dir_fd=src_dir_fd).st_nlink >= 12:
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+        real(src, dst, src_dir_fd=src_dir_fd, **how)
+
+    monkeypatch.setattr(os, "link", limited)
+    fds = [os.open(tmp_path / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("root", "layers")]
+    try:
+        made = compose.compose(fds[0], fds[1], ["one"], keep_owners=False)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    files = [tmp_path / "root" / str(number) for number in range(10)]
+    assert (made.files, made.copied) == (10, 1)
+    assert len({file.stat().st_ino for file in files}) == 2
+    assert all(file.stat().st_size == 1 << 24 and file.stat().st_blocks * 512 < 1 << 20 for file in files), "holes stay"
+    assert all(file.read_bytes()[:5] == b"data\0" for file in files)
 
 
 def test_a_layer_that_is_another_one(store: ImageStore) -> None:

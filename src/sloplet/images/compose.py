@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,12 +80,17 @@ def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) 
     ImageInvalid for layers that do not fit each other, OSError for what is wrong with the disk.
     """
     with _Layers(layers, names) as sources:
-        plan = _Plan(sources)
-        for index in range(len(names)):
-            plan.add(index, sources.facts(index))
-        owners = [_by_path(sources.facts(index)) for index in range(len(names))] if not keep_owners else []
-        maker = _Maker(sources, keep_owners, owners)
-        maker.fill(plan.root, root, 0, b"")
+        try:
+            plan = _Plan(sources)
+            for index in range(len(names)):
+                plan.add(index, sources.facts(index))
+            owners = [_by_path(sources.facts(index)) for index in range(len(names))] if not keep_owners else []
+            maker = _Maker(sources, root, keep_owners, owners)
+            maker.fill(plan.root, root, 0, b"")
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise ImageInvalid("a path in the image's layers is longer than 4096 bytes, the limit") from error
         return maker.result
 
 
@@ -156,25 +162,25 @@ class _Plan:
         self._implied = frozenset(facts.implied)
         if b"" not in self._implied:
             self.root.layer, self.root.path = layer, b""
-        self._merge(layer, b"", self.root)
+        self._merge(layer, b"", self.root, 0)
         for name, target in facts.links:
             self._link(_split(name), _split(target))
 
-    def _merge(self, layer: int, path: bytes, above: Folder) -> None:
-        """The folder ``path`` of a layer on top of ``above``. Depth: an unpacked layer's, which is limited."""
+    def _merge(self, layer: int, path: bytes, above: Folder, depth: int) -> None:
+        """The folder ``path`` of a layer on top of ``above``. Through links a layer may be deeper than its names."""
+        if depth > _DEPTH:
+            raise _too_deep()
         with os.scandir(self._layers.folder(layer, path)) as entries:
             found = [
                 (os.fsencode(each.name), each.is_dir(follow_symlinks=False), each.is_symlink()) for each in entries
             ]
-        self._seen += len(found)
-        if self._seen > _MOST:
-            raise ImageInvalid(f"the image's layers have more than {_MOST} files together, the limit")
+        self._count(len(found))
         for name, is_folder, is_link in found:
             if not is_folder:
                 above.children[name] = File(layer, path, name, is_link)
                 continue
             below = path + b"/" + name if path else name
-            self._merge(layer, below, self._meet(layer, below, above, name))
+            self._merge(layer, below, self._meet(layer, below, above, name), depth + 1)
 
     def _meet(self, layer: int, path: bytes, above: Folder, name: bytes) -> Folder:
         """The folder that a layer's folder ``path`` becomes part of."""
@@ -201,6 +207,11 @@ class _Plan:
                 f"{show(b'/'.join(name))} in a layer is a link to {show(b'/'.join(target))}, which is {what}"
             )
         self._make(name[:-1]).children[name[-1]] = found
+
+    def _count(self, more: int) -> None:
+        self._seen += more
+        if self._seen > _MOST:
+            raise ImageInvalid(f"the image's layers have more than {_MOST} files together, the limit")
 
     # Paths in the tree so far. A path is the way from the root, by names.
 
@@ -240,10 +251,11 @@ class _Plan:
             if there is None:
                 if not make:
                     return None
+                self._count(1)  # a link may imply hundreds
                 there = here.children[part] = Folder(here, part)
             here, depth = there, depth + 1
             if depth > _DEPTH:
-                raise ImageInvalid(f"the image's layers are more than {_DEPTH} folders deep together, the limit")
+                raise _too_deep()
         return here
 
     def _target(self, above: Folder, link: File) -> list[bytes]:
@@ -260,9 +272,12 @@ class _Maker:
     """Makes what was planned."""
 
     def __init__(
-        self, layers: _Layers, keep_owners: bool, recorded: Sequence[Mapping[bytes, tuple[int, int]]] = ()
+        self, layers: _Layers, root: int, keep_owners: bool, recorded: Sequence[Mapping[bytes, tuple[int, int]]] = ()
     ) -> None:
         self._layers = layers
+        self._root = root
+        self._copies: dict[tuple[int, int], bytes] = {}  # of files that can have no name more: where our copy is
+        self._room = UnpackLimits().bytes  # for these
         self._keep_owners = keep_owners
         self._recorded = recorded  # by layer
         self._ours = (os.geteuid(), os.getegid())
@@ -271,11 +286,11 @@ class _Maker:
     def fill(self, folder: Folder, fd: int, depth: int, way: bytes) -> None:
         """All below ``folder``, then its own rights and times."""
         if depth > _DEPTH:
-            raise ImageInvalid(f"the image's layers are more than {_DEPTH} folders deep together, the limit")
+            raise _too_deep()
         for name, node in folder.children.items():
             path = way + b"/" + name if way else name
             if isinstance(node, File):
-                self._place(node, fd, name)
+                self._place(node, fd, name, path)
                 if not node.symlink:
                     self._note(path, node.layer, node.folder + b"/" + node.name if node.folder else node.name)
                 continue
@@ -298,31 +313,45 @@ class _Maker:
         if self._recorded and layer >= 0 and (ids := self._recorded[layer].get(source)) is not None:
             self.result.owners[path] = ids
 
-    def _place(self, file: File, fd: int, name: bytes) -> None:
+    def _place(self, file: File, fd: int, name: bytes, path: bytes) -> None:
         source = self._layers.folder(file.layer, file.folder)
         try:
             os.link(file.name, name, src_dir_fd=source, dst_dir_fd=fd, follow_symlinks=False)
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
-            self._copy(file, source, fd, name)
-            self.result.copied += 1
+            self._place_copy(file, source, fd, name, path)
         self.result.files += 1
 
-    def _copy(self, file: File, source: int, fd: int, name: bytes) -> None:
+    def _place_copy(self, file: File, source: int, fd: int, name: bytes, path: bytes) -> None:
+        """Once for all names of a file: a layer may have thousands for a large one."""
         info = os.lstat(file.name, dir_fd=source)
+        key = (info.st_dev, info.st_ino)
+        if key in self._copies:
+            with suppress(OSError):
+                os.link(self._copies[key], name, src_dir_fd=self._root, dst_dir_fd=fd, follow_symlinks=False)
+                return
+        self._room -= info.st_size
+        if self._room < 0:
+            raise ImageInvalid(f"the image has too many names for files of {UnpackLimits().bytes} bytes, the limit")
+        self._copy(file, source, fd, name, info)
+        self._copies[key] = path
+        self.result.copied += 1
+
+    def _copy(self, file: File, source: int, fd: int, name: bytes, info: os.stat_result) -> None:
         if stat.S_ISLNK(info.st_mode):
             os.symlink(os.readlink(file.name, dir_fd=source), name, dir_fd=fd)
             if self._keep_owners:
                 os.chown(name, info.st_uid, info.st_gid, dir_fd=fd, follow_symlinks=False)
             os.utime(name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
             return
+        from ..volumes.trees import copy_sparse
+
         old = os.open(file.name, FILE, dir_fd=source)
         try:
             new = os.open(name, NEW_FILE, 0o600, dir_fd=fd)
             try:
-                while os.sendfile(new, old, None, 1 << 24):
-                    pass
+                copy_sparse(old, new)
                 self._copy_facts(old, new, info)
             finally:
                 os.close(new)
@@ -337,6 +366,10 @@ class _Maker:
                 os.setxattr(fd, name, os.getxattr(source, name))
         os.fchmod(fd, stat.S_IMODE(info.st_mode))
         os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _too_deep() -> ImageInvalid:
+    return ImageInvalid(f"the image's layers are more than {_DEPTH} folders deep together, the limit")
 
 
 def _split(path: bytes) -> list[bytes]:

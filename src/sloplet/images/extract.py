@@ -44,7 +44,7 @@ class UnpackLimits:
     """Where an archive is taken for a bomb."""
 
     bytes: int = 32 * 2**30  #: unpacked, all in all
-    entries: int = 1_000_000
+    entries: int = 1_000_000  #: and folders that are only implied by what is in them
     depth: int = 256  #: folders inside of folders
     ratio: int = 200  #: unpacked to packed size, once more than ``ratio_from`` bytes came out
     ratio_from: int = 256 * 2**20
@@ -83,6 +83,7 @@ class Extractor:
         self.attributes = 0  #: extended attributes that were left out
         self._not_exact = _umask(root_fd) | 0o7000  # rights that a new file does not get by being asked for
         self.implied: set[Parts] = set()  #: folders that no entry speaks of, but for what is in them
+        self._made = 0  # how often one of these was made
         self._open: dict[Parts, int] = {}  # folders that were last written to
         self._above: bytes | None = None  # one of them, as the entry before named it
         self._above_fd = -1
@@ -112,7 +113,10 @@ class Extractor:
     def count(self) -> None:
         """One more entry."""
         self.entries += 1
-        if self.entries > self.limits.entries:
+        self._check_entries()
+
+    def _check_entries(self) -> None:
+        if self.entries + self._made > self.limits.entries:
             raise ImageInvalid(f"the tar has more than {self.limits.entries} entries, the limit")
 
     @property
@@ -308,6 +312,8 @@ class Extractor:
             except FileNotFoundError:
                 info = None
                 if make:
+                    self._made += 1  # one entry may imply hundreds
+                    self._check_entries()
                     os.mkdir(path, 0o755, dir_fd=self.root_fd)
                     self.implied.add((*held, part))
             if info is None or stat.S_ISDIR(info.st_mode):
