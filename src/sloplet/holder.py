@@ -167,15 +167,25 @@ class Holder:
             return ResolvedImage("host")
         from .images.resolve import resolve
         from .images.store import ImageStore
+        from .images.threads import Abandoned, Patient
 
         if self._images is None:
             self._images = ImageStore(self.home)
         store = self._images
-        # Minutes, where it is pulled: in a thread of its own, to the end; for who gives up it is closed again.
-        work = self.background(self._in_thread(None, lambda: resolve(spec.image, self.home, store=store)))
+        # Minutes, where it is pulled: in a thread of its own. For who gives up a pull ends; what was made is closed.
+        patient = Patient()
+
+        def job() -> ResolvedImage:
+            try:
+                return resolve(spec.image, self.home, store=store, patient=patient)
+            except Abandoned:
+                raise EngineError("whoever wanted the image has given up") from None
+
+        work = self.background(self._in_thread(None, job))
         try:
             found: ResolvedImage = await asyncio.shield(work)
         except asyncio.CancelledError:
+            patient.give_up()
             work.add_done_callback(_close_image)
             raise
         return found

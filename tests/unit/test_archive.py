@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import socket
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from archive_helpers import Crafted, export, receive
 from snapshot_helpers import FILES, World
 
 from sloplet import Network, Secret, errors
-from sloplet.archive import hostprint, layout, moving, rootfs, tarwrite
+from sloplet.archive import hostprint, images, layout, moving, rootfs, tarwrite
 from sloplet.archive import read as reading
 from sloplet.archive import write as writing
 from sloplet.archive.read import Archive
@@ -236,6 +237,16 @@ def test_without_the_image(world: World, other: World, root: Path, tmp_path: Pat
     (tmp_path / "image.tar").unlink(missing_ok=True)
     with pytest.raises(errors.ImageNotFound, match="is not here"):
         receive(other, tmp_path / "a")
+
+
+def test_no_registry_is_asked_for_an_image_that_an_archive_names(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as registry:
+        registry.setblocking(False)
+        facts = layout.ImageFacts("rootfs", f"127.0.0.1:{registry.getsockname()[1]}/team/app:v1", content="0" * 64)
+        with pytest.raises(errors.ImageNotFound, match="which is not here"):
+            images._by_reference(Home(tmp_path / "home"), facts)
+        with pytest.raises(BlockingIOError):
+            registry.accept()
 
 
 def test_another_machines_own_programs(

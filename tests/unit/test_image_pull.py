@@ -29,7 +29,9 @@ from sloplet.images.pull import pull
 from sloplet.images.reference import Reference, parse
 from sloplet.images.registries import Registries, Registry
 from sloplet.images.store import ImageStore, StoredImage
-from sloplet.images.threads import kept
+from sloplet.images.threads import Abandoned, Patient, kept
+from sloplet.runtime import Runtime
+from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
 
 pytestmark = pytest.mark.anyone
@@ -577,6 +579,36 @@ def test_what_a_thread_makes_for_nobody_is_undone() -> None:
     assert undone == ["made"]
     assert asyncio.run(kept(undone.append, lambda: "kept")) == "kept"
     assert undone == ["made"]
+
+
+def test_a_sandbox_that_nobody_wants_any_more_ends_its_pull(store: ImageStore) -> None:
+    """Its thread would else wait for the registry, and the program for its thread."""
+
+    async def work(this: Pulling) -> None:
+        this.registry.before = lambda request: Reply(stall=True, length=1)
+        store.home.open()
+        (store.home.path / "registries.toml").write_text(f'[registry."{this.registry.host}"]\ninsecure = true\n')
+        runtime = Runtime(store.home)
+        starting = asyncio.ensure_future(runtime.resolve(SandboxSpec.make(image=str(this.reference()))))
+        while not this.registry.requests:
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        async with asyncio.timeout(Patience().silence / 2):
+            while runtime._tasks:
+                await asyncio.sleep(0.01)
+        assert len(this.registry.requests) == 1
+
+    run(store, work)
+
+
+def test_work_that_is_given_up_before_it_begins() -> None:
+    patient = Patient()
+    assert patient.run(asyncio.sleep(0, "done")) == "done"
+    patient.give_up()
+    with pytest.raises(Abandoned):
+        patient.run(asyncio.sleep(60))
 
 
 def test_a_pull_that_is_cancelled_keeps_what_came(store: ImageStore) -> None:

@@ -106,7 +106,7 @@ def _by_reference(home: Home, facts: ImageFacts) -> ResolvedImage:
     """The image that the same words mean here, if it has the same content."""
     hint = "export it with its image, or make a sandbox of that image here first"
     try:
-        image = resolve(facts.reference, home)
+        image = resolve(facts.reference, home, pull=False)  # an archive does not say whom this machine talks to
     except ImageError as error:
         raise ImageNotFound(
             f"the archive comes without its image {facts.reference[:200]!r}, which is not here: {error.message}",

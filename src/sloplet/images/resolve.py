@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -28,6 +27,7 @@ from .reference import parse
 from .staging import Staging
 from .standard import refuse_standard
 from .store import ImageStore, StoredImage
+from .threads import Patient
 from .trees import leased
 from .unpack import Unpack, UnpackLimits, unpack
 
@@ -46,9 +46,12 @@ def resolve(
     limits: UnpackLimits | None = None,
     store: ImageStore | None = None,
     progress: OnImageProgress = silent,
+    patient: Patient | None = None,
+    pull: bool = True,
 ) -> ResolvedImage:
     """The image's root, which the caller closes. Quick for what was seen before; else it may take minutes: call it in a
-    thread that runs no event loop.
+    thread that runs no event loop. ``patient`` puts an end to a pull (Abandoned); without ``pull`` no registry is asked
+    (ImageNotFound).
 
     Raises ImageNotFound, ImageInvalid, ImagePlatform, RegistryError, StateError.
     """
@@ -61,7 +64,9 @@ def resolve(
     elif is_tar(image):
         path = Path(image)
     else:
-        return _of_store(image, ImageStore(home) if store is None else store, progress)
+        return _of_store(
+            image, ImageStore(home) if store is None else store, progress, (patient or Patient()) if pull else None
+        )
     try:
         if path.is_dir():
             return _folder(path, image, home)
@@ -75,30 +80,32 @@ def is_tar(image: str) -> bool:
     return image.lower().endswith(_TAR_SUFFIXES)
 
 
-def _of_store(image: str, store: ImageStore, progress: OnImageProgress) -> ResolvedImage:
+def _of_store(image: str, store: ImageStore, progress: OnImageProgress, patient: Patient | None) -> ResolvedImage:
     for _ in range(3):
-        found = find_or_pull(image, store, progress)
+        found = find_or_pull(image, store, progress, patient)
         try:
             return store.resolve(found, progress)
         except ImageNotFound:
             continue  # somebody removed it meanwhile
-    return store.resolve(find_or_pull(image, store, progress), progress)
+    return store.resolve(find_or_pull(image, store, progress, patient), progress)
 
 
-def find_or_pull(image: str, store: ImageStore, progress: OnImageProgress = silent) -> StoredImage:
-    """What a reference or an id means here; a reference that means nothing here is pulled."""
+def find_or_pull(image: str, store: ImageStore, progress: OnImageProgress, patient: Patient | None) -> StoredImage:
+    """What a reference or an id means here; a reference that means nothing here is pulled, if somebody is patient."""
     if _ID_RE.match(image):
         return store.find(image)
     try:
         reference = parse(image)
     except SpecError as error:
         raise ImageNotFound(f"the image {image[:200]!r} does not exist: {error.message}", hint=_FORMS) from error
+    if patient is None:
+        return store.find(image)
     with suppress(ImageNotFound):
         return store.find(image)
     refuse_standard(reference)
     from .pull import pull
 
-    return asyncio.run(pull(reference, store, progress=progress))
+    return patient.run(pull(reference, store, progress=progress))
 
 
 def _no_access(image: str, error: Exception) -> ImageError:

@@ -4,11 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Abandoned(Exception):
+    """Whoever wanted it has given up."""
+
+
+class Patient:
+    """Asynchronous work for a thread that has no event loop, which another thread can put an end to."""
+
+    def __init__(self) -> None:
+        self._deciding = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self._over = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """``asyncio.run``. Raises Abandoned after ``give_up``, which may come first."""
+
+        async def inside() -> T:
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert task is not None
+            with self._deciding:
+                self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+                if self._over:
+                    task.cancel()
+            try:
+                return await work
+            finally:
+                with self._deciding:
+                    self._cancel = None
+
+        try:
+            return asyncio.run(inside())
+        except asyncio.CancelledError:
+            raise Abandoned from None
+
+    def give_up(self) -> None:
+        """From any thread. What is done in threads meanwhile comes to its end first."""
+        with self._deciding:
+            self._over = True
+            if self._cancel is not None:
+                self._cancel()
 
 
 async def whole(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
