@@ -27,8 +27,6 @@ from sloplet.state.opened import image_facts
 from sloplet.state.snapshots import SnapshotStore
 from sloplet.state.store import Store
 
-pytestmark = pytest.mark.anyone
-
 BASE = tar(folder("bin"), member("bin/tool", b"tool", mode=0o755))
 
 

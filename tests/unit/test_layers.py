@@ -37,8 +37,6 @@ from sloplet.images.progress import ImageProgress
 from sloplet.images.store import ImageStore
 from sloplet.state.home import Home
 
-pytestmark = pytest.mark.anyone
-
 BASE = (
     folder("usr/"), folder("usr/bin"), member("usr/bin/a", b"a"), symlink("bin", "usr/bin"), folder("etc"),
     member("etc/conf", b"1"), member("etc/other", b"2"), folder("data"), folder("data/deep"),
