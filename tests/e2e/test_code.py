@@ -624,6 +624,22 @@ class TestShell:
             run("exit 3")
         box.contexts.remove(name)
 
+    @pytest.mark.parametrize(
+        ("cell", "stdout", "status"),
+        [
+            ("set -euo pipefail; trap 'echo cleaned' EXIT; false; echo no", "cleaned\n", 1),
+            ("trap 'echo was $?' 0; exit 3", "was 3\n", 3),
+            ("trap -- 'code=$?; echo $code; exit 7' INT EXIT; exit 2", "2\n", 7),
+            ("trap 'echo no' EXIT; trap - EXIT; (trap 'echo sub' EXIT; true); exit 0", "sub\n", 0),
+        ],
+    )
+    def test_exit_traps_of_cells(self, box: Sandbox, cell: str, stdout: str, status: int) -> None:
+        self.run(box, "kept=5")
+        result = self.run(box, cell)
+        assert (result.stdout, result.exit_code) == (stdout, status)
+        assert self.run(box, "echo $kept; trap 'echo usr' USR1; kill -USR1 $$").stdout == "5\nusr\n"
+        assert self.run(box, "exit 4").stdout == ""  # it has run
+
     def test_much_code_and_strange_code(self, box: Sandbox) -> None:
         assert self.run(box, f"text='{'x' * 100_000}'; echo ${{#text}}").stdout == "100000\n"
         assert self.run(box, "cat <<'END'\nit's `$x` \\n\nEND\n").stdout == "it's `$x` \\n\n"
@@ -650,6 +666,7 @@ class TestNode:
         imports = "import {join as j} from 'path'\nimport * as os from 'os'\n"
         assert self.run(box, imports + "[j('a', 'b'), typeof os.cpus]").text == "[ 'a/b', 'function' ]"
         assert self.run(box, "(await import('path')).join('import(x)', 'y')").text == "'import(x)/y'"
+        assert self.run(box, "`import('a') ${1 + 1}`").text == "\"import('a') 2\""
 
     def test_errors(self, box: Sandbox) -> None:
         result = self.run(box, "function f() {\n  throw new TypeError('bad')\n}\nf()")

@@ -124,7 +124,7 @@
 
   // import() does not work in what the inspector evaluates: it becomes a call, outside of strings and comments.
   function withImports(source) {
-    const other = /("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\/\/[^\n]*|\/\*[^]*?\*\/)|(?<![.\w$])import(?=\s*\()/g;
+    const other = /("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\/\/[^\n]*|\/\*[^]*?\*\/|`(?:\\[^]|[^`\\])*`)|(?<![.\w$])import(?=\s*\()/g;
     return source.replace(other, (all, kept) => kept || 'globalThis[Symbol.for("sloplet.import")]');
   }
 

@@ -1,5 +1,5 @@
 exec 7<&0 8>&1 9>&2 2>/dev/null
-PS1= PS2= PROMPT_COMMAND= sloplet_cell= sloplet_count=0
+PS1= PS2= PROMPT_COMMAND= sloplet_cell= sloplet_count=0 sloplet_exit=
 command set +m
 command set +H
 command set +o history
@@ -23,11 +23,33 @@ sloplet_state() {
   declare -f
   alias -p
   printf 'cd -- %q\n' "$PWD"
-  echo 'unset ENV HISTFILE; set +m +H +o history; trap sloplet_leave EXIT; exec 1>&8 2>&9'
+  echo 'unset ENV HISTFILE; set +m +H +o history; builtin trap sloplet_leave EXIT; exec 1>&8 2>&9'
+}
+# An EXIT trap of the cell's runs when the cell is ended so; ours stays.
+sloplet_trap() {
+  case $BASH_SUBSHELL:${1-} in
+    0:-[pl]* | [1-9]*) builtin trap "$@"; return ;;
+    0:--) shift ;;
+  esac
+  if [ $# -lt 2 ]; then builtin trap "$@"; return; fi
+  local sloplet_word=$1 sloplet_others= sloplet_signal
+  shift
+  for sloplet_signal do
+    case $sloplet_signal in
+      EXIT | exit | SIGEXIT | 0) sloplet_exit=$sloplet_word; [ "$sloplet_word" != - ] || sloplet_exit= ;;
+      *) sloplet_others="$sloplet_others $sloplet_signal" ;;
+    esac
+  done
+  [ -z "$sloplet_others" ] || builtin trap -- "$sloplet_word" $sloplet_others
 }
 sloplet_leave() {
+  sloplet_status=$?
+  command set +eu
+  sloplet_word=$sloplet_exit; sloplet_exit=
+  (exit "$sloplet_status")
+  (eval "$sloplet_word"; exit "$sloplet_status") # which may itself say exit
   sloplet_end
   eval 'exec bash --noprofile --noediting --rcfile <(sloplet_state) -i <&7 1>&8 2>/dev/null' # what sh cannot even read
 }
-[ -z "$BASH_VERSION" ] || trap sloplet_leave EXIT
+[ -z "$BASH_VERSION" ] || { trap sloplet_leave EXIT; eval 'trap() { sloplet_trap "$@"; }'; }
 exec 2>&9
