@@ -99,7 +99,9 @@ class ProcessEngine(Rung):
                 f"engine 'process' has one user only, not {spec.user!r}", hint="engine='container' can"
             )
         if spec.sudo:
-            raise UnsupportedOperation("engine 'process' has no root, so sudo cannot work", hint="engine='container' can")
+            raise UnsupportedOperation(
+                "engine 'process' has no root, so sudo cannot work", hint="engine='container' can"
+            )
         if spec.run_workdir != _DEFAULT_WORKDIR:
             raise UnsupportedOperation(
                 f"engine 'process' has no filesystem of its own, so workdir={spec.workdir!r} cannot be made",
