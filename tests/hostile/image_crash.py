@@ -9,6 +9,7 @@ import random
 import sys
 import tarfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def settle() -> None:
     for thread in threading.enumerate():
         if thread.name == "sloplet-sync":
             thread.join()
+    while len(os.listdir("/proc/self/task")) > 1:  # the kernel takes a moment longer
+        time.sleep(0.001)
 
 
 def remove(image: StoredImage) -> None:
