@@ -266,6 +266,8 @@ def test_deeper_than_its_names(store: ImageStore) -> None:
             here = f"l{number}"
         with pytest.raises(ImageInvalid, match=says):
             composed(store, tuple(members))
+        store.prune(everything=True)
+        assert os.listdir(store.home.images / "layers") == [], "however deep"
 
 
 def test_links_imply_no_more_than_there_may_be(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
