@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from cli_helpers import gvisor_environment
 
 from sloplet import Sandbox
 from sloplet.engines import registry
-from sloplet.errors import KernelError
+from sloplet.errors import KernelError, SandboxPaused
 
 
 def must_run(engine: str) -> None:
@@ -70,6 +71,31 @@ def test_variables_survive_pause_forks_diverge_and_rollback_brings_them_back(gvi
         box.code("x = 'changed'")
         box.rollback(snapshot)
         assert box.code("x").text == "[1]"
+
+
+@pytest.mark.parametrize("length", [10, 10_000])
+def test_a_pause_in_the_middle_of_a_cell(gvisor: str, length: int) -> None:
+    with sandbox(gvisor) as box:
+        box.code("n = 0")
+        begun = threading.Event()
+        told: list[BaseException] = []
+
+        def run() -> None:
+            cell = "#" * length + "\nimport time\nfor _ in range(20):\n    n += 1; print(n); time.sleep(0.1)"
+            try:
+                box.code(cell, on_stdout=lambda _: begun.set())
+            except SandboxPaused as error:
+                told.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait()
+        box.pause()
+        thread.join()
+        assert len(told) == 1
+        assert box.info().state == "paused"  # what the cell leaves behind does not wake it
+        assert box.code("n").text == "20"  # it went on, and was waited for
+        assert [info.name for info in box.files.list("/tmp/.sloplet-code")] == ["python.json"]
 
 
 def test_a_template_has_its_kernel_running(gvisor: str) -> None:

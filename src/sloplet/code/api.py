@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..controller import Controller
-from ..errors import KernelError, ProcessNotFound, SpecError
+from ..errors import KernelError, ProcessNotFound, SandboxError, SpecError
 from ..files import AsyncFiles
 from ..process import DEFAULT_MAX_OUTPUT, Output
 from ..spec import SandboxSpec, parse_duration
@@ -104,6 +104,9 @@ class AsyncCode:
             self._kernels.forget(kernel.name)
             if not kernel.early and not kernel.begun:  # it never ran a cell, so no variables were lost with it
                 await self._kernels.discard(kernel.name)
+            raise
+        except SandboxError:  # paused, or dead: looking after the file would wake it
+            path = None
             raise
         finally:
             if path is not None:

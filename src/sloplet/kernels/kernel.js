@@ -205,6 +205,7 @@
     try {
       lookAtGeneration();
       const source = 'file' in request ? fs.readFileSync(request.file, 'utf8') : request.code;
+      if ('file' in request) try { fs.unlinkSync(request.file); } catch (error) { /* the host removes it, too */ }
       const value = await run(source, `cell-${count}`);
       interrupt = null;
       if (value !== undefined) { globalThis._ = value; publish(bundle(value), 'value'); }

@@ -520,7 +520,12 @@ def source_of(cell: dict[str, Any]) -> str:
     if "file" not in cell:
         return str(cell["code"])
     with open(cell["file"], "rb") as file:
-        return file.read().decode()
+        text = file.read().decode()
+    try:
+        os.unlink(cell["file"])  # so does the host, if nothing comes in between
+    except OSError:
+        pass
+    return text
 
 
 def leave(error: BaseException | None) -> None:
