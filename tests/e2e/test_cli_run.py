@@ -147,6 +147,15 @@ def test_copy_in_and_out(engine: str, tmp_path: Path) -> None:
     assert copies == {"one": ALL_BYTES, "two": ALL_BYTES}
 
 
+def test_what_can_be_copied_out_is_whatever_is_missing(engine: str, tmp_path: Path) -> None:
+    outs = [word for name in ("gone", "kept", "lost") for word in ("--out", f"{name}:{tmp_path}/{name}")]
+    done = run(engine, *outs, "-c", "echo hours of work > kept")
+    assert done.returncode == 125
+    assert (tmp_path / "kept").read_text() == "hours of work\n"
+    assert b"gone" in done.stderr
+    assert b"lost" in done.stderr
+
+
 def test_reader_that_goes_away(engine: str) -> None:
     process = subprocess.Popen(
         [*SLOPLET, "run", "--engine", engine, "yes"],

@@ -93,6 +93,15 @@ def test_around_a_command(s3: Buckets) -> None:
     assert s3.read("around", "results/out/count") == b"3\n"
 
 
+@pytest.mark.parametrize(
+    ("out", "said"), [("out:s3://no-such-bucket/x", b"no such bucket"), ("s3://around/x", b"is in the sandbox")]
+)
+def test_where_it_cannot_go_is_told_before_the_command(s3: Buckets, out: str, said: bytes) -> None:
+    done = sloplet("run", "--out", out, "-c", "echo hours of work", env={"AWS_ENDPOINT_URL": s3.url})
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert said in done.stderr
+
+
 def test_keys_stay_outside(s3: Buckets) -> None:
     s3.make("keys")
     assert cp(s3, "dev:/etc/hostname", "s3://keys/x")[0] == 0

@@ -10,10 +10,10 @@ import os
 import posixpath
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import FileMissing, SpecError
+from ..errors import FileMissing, SlopletError, SpecError
 from ..s3.url import S3Url, is_s3
 from .options import split_pair
 from .output import complain, note, plain, size
@@ -31,6 +31,33 @@ async def copy_in(box: AsyncSandbox, pair: str) -> None:
     """``SRC[:DST]`` into the sandbox; without DST under its own name into the working directory."""
     source, target = split_pair(pair)
     await into(box, source, target or "./")
+
+
+async def check_outs(pairs: Sequence[str]) -> None:
+    """Before hours of work whose results could then not be put where they belong: is there such a bucket at all?"""
+    split = [split_pair(pair) for pair in pairs]
+    for source, _ in split:
+        if is_s3(source):
+            raise SpecError(f"--out {source}: what is to be copied out is in the sandbox", hint="write PATH:s3://...")
+    for name in {S3Url.parse(target).bucket for _, target in split if is_s3(target)}:
+        from ..s3.client import Bucket
+
+        async with Bucket.open(name, None) as bucket:
+            await bucket.check()
+
+
+async def copy_outs(box: AsyncSandbox, pairs: Sequence[str]) -> None:
+    """All of them, whatever becomes of one: afterwards there is no sandbox to try again with."""
+    failed: list[SlopletError] = []
+    for pair in pairs:
+        try:
+            await copy_out(box, pair)
+        except SlopletError as error:
+            failed.append(error)
+    for other in failed[1:]:
+        note(plain(other.message, 1000))
+    if failed:
+        raise failed[0]
 
 
 async def copy_out(box: AsyncSandbox, pair: str) -> None:

@@ -119,6 +119,10 @@ async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], sign
 
     began = time.monotonic()
     wiring = Wiring(interactive=options["interactive"], tty=options["tty"], capture=options["as_json"])
+    if options["outs"]:
+        from .copying import check_outs
+
+        await check_outs(options["outs"])
     try:
         await bring_image(options)
         await box.start()
@@ -137,10 +141,9 @@ async def _run(box: AsyncSandbox, argv: list[str], options: dict[str, Any], sign
             await _say_what_is_enforced(box)
         code, result = await execute(box, argv, options, wiring, signals)
         if options["outs"]:
-            from .copying import copy_out
+            from .copying import copy_outs
 
-            for pair in options["outs"]:
-                await copy_out(box, pair)
+            await copy_outs(box, options["outs"])
     finally:
         signals.closing()
         await box.close()

@@ -87,6 +87,19 @@ class Bucket:
                 return None
             raise
 
+    async def check(self) -> None:
+        """What can be known beforehand: that there are credentials, a server and the bucket. Whether one may write
+        there only writing tells."""
+        try:
+            await self.call("head_bucket")
+        except StorageError as error:
+            code = error_code(error.__cause__)
+            if code in ("404", "NoSuchBucket"):
+                what, hint = _CODES["NoSuchBucket"]
+                raise StorageError(f"s3://{self.name}: {what}", hint=hint) from error
+            if not code:
+                raise
+
     async def list(self, prefix: str) -> list[dict[str, Any]]:
         """All objects whose keys begin so."""
         found: list[dict[str, Any]] = []
