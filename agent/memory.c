@@ -432,14 +432,11 @@ static int64_t look_at_kernel(int64_t now)
 /* Whether there is anyone to look at. */
 static bool anyone(void)
 {
-    bool orphans = sudo_busy();
-
-    for (struct proc *p = proc_list; p; p = p->next) {
+    for (struct proc *p = proc_list; p; p = p->next)
         if (!p->shim_gone)
             return true;
-        orphans |= p->orphaned || p->strays;
-    }
-    return orphans && !proc_nobody_left();
+    proc_strayed = proc_strayed && !proc_nobody_left();
+    return proc_strayed || sudo_busy();
 }
 
 int64_t memory_timer(int64_t now)

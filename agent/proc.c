@@ -16,6 +16,7 @@
 #include "sudo.h"
 
 struct proc *proc_list;
+bool proc_strayed;
 static struct proc **list_end = &proc_list;
 static int64_t last_id;
 
@@ -254,6 +255,7 @@ static void shim_ended(struct proc *p, int status)
 {
     read_status(p); /* its last words may still be in the pipe */
     p->orphaned = WIFSIGNALED(status) && !p->empty;
+    proc_strayed |= p->orphaned;
     tree_ended(p);
     if (p->state == PROC_STARTING && *p->slot > 0)
         started(p, *p->slot); /* the shim was killed before it could say so */

@@ -69,6 +69,9 @@ struct proc {
 
 extern struct proc *proc_list;
 
+/* A shim was killed since there was last nobody: there may be processes that belong to no command. */
+extern bool proc_strayed;
+
 /* A new entry, starting. NULL without memory or when too many start at once. */
 struct proc *proc_new(void);
 struct proc *proc_find(int64_t id);

@@ -97,6 +97,7 @@ void sudo_ended(pid_t server, int status)
 
     if (!serves(server))
         return;
+    proc_strayed |= lost;
     hand_over(server, sudo_whose(server));
     for (int depth = 0; serves(whose) && depth < MOST; depth++)
         whose = sudo_whose(whose);

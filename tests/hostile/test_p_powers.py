@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 from hostile_kit import Target, host_pids, install, name_of, status_of
 
 from sloplet import Sandbox
+from sloplet.engines.cgroups import Hierarchy
 from sloplet.errors import UnsupportedOperation
 
 #: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT
@@ -183,6 +185,40 @@ def _only_so_many(box: Sandbox) -> None:
 
 def test_who_only_asks_is_not_served_without_end(box: Sandbox) -> None:
     _only_so_many(box)
+
+
+#: Five that take 100 MiB each once nobody minds them, and wait for the watchdog to have seen it.
+HOG = "import time, sys; time.sleep(1); b = bytearray(100 << 20); b[::4096] = bytes([1]) * (100 * 256); time.sleep(60)"
+DESERTED = """
+import os, signal
+def stat(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        name, rest = file.read().split("(", 1)[1].rsplit(")", 1)
+    return name, int(rest.split()[1])
+found = {pid: stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+servers = [pid for pid, (name, _) in found.items() if name == "sloplet-sudo"]
+shims = [pid for pid, (_, parent) in found.items() if parent in servers]
+for each in (signal.SIGSTOP, signal.SIGKILL):
+    for pid in servers + shims:
+        os.kill(pid, each)
+print(len(servers), len(shims))
+"""
+
+
+@pytest.mark.parametrize("deserted", [False, True])
+def test_the_watchdog_sees_what_no_command_runs(target: Target, deserted: bool) -> None:
+    """Where no cgroup holds memory, processes that outlive their command count too, whoever minds them."""
+    target.need("users", "private_filesystem")
+    bare = target.with_facts(cgroup=Hierarchy(0, reason="a test"))
+    with bare.box(sudo=True, memory="200m", allow_weaker=True) as box:
+        many = f"for i in 1 2 3 4 5; do setsid python3 -c '{HOG}' > /dev/null 2>&1 & done"
+        box.run(["sudo", "sh", "-c", many], check=True)
+        if deserted:
+            assert box.run(["python3", "-c", DESERTED], user="root", check=True).stdout == "1 1\n"
+        until = time.monotonic() + 30
+        while box.metrics().oom_kills < 4 and time.monotonic() < until:
+            pass  # asking is no command: nothing but the watchdog's own timer looks
+        assert box.metrics().oom_kills >= 4
 
 
 def test_signals_reach_what_sudo_runs(box: Sandbox) -> None:
