@@ -277,6 +277,12 @@ def test_programs_that_are_not_there() -> None:
         build("FROM busybox:test\nUSER nobody\nWORKDIR /new\n")
 
 
+def test_a_folder_that_cannot_be_is_told_with_its_line() -> None:
+    text = "FROM busybox:test\nRUN mkdir /a && ln -s /a /way\nWORKDIR /way/w\nRUN rm -r /a\nRUN true\n"
+    with pytest.raises(BuildFailed, match="Dockerfile line 5: cannot make folder /way/w"):
+        build(text)
+
+
 def test_there_is_no_network_unless_asked_for() -> None:
     text = "FROM busybox:test\nRUN tail -n +3 /proc/net/dev | sed 's/:.*//'; echo Temporary failure in name resolution"
     assert [line.strip() for line in build(f"{text}\n").log[1:]] == ["lo", "Temporary failure in name resolution"]
@@ -386,6 +392,14 @@ def test_mounts_are_seen_and_not_kept(context: Path, tmp_path: Path) -> None:
         ["grep", "-rlaF", "canary-2f6a", str(default_home().path)], capture_output=True, text=True, check=False
     )
     assert found.stdout == ""
+
+
+def test_a_cache_belongs_to_whom_it_is_given(tmp_path: Path) -> None:
+    mount = f"--mount=type=cache,id=c{tmp_path.name},target=/home/app/.cache,uid=1000,gid=50,mode=0750"
+    text = f"FROM busybox:test\nUSER app\nRUN {mount} stat -c '%u %g %a' ~/.cache && touch ~/.cache/x && ls ~/.cache\n"
+    built = build(text)
+    assert built.log[-2:] == ["1000 50 750", "x"]
+    assert len(built.image.layers) == 1
 
 
 def test_a_bind_over_something_is_refused(context: Path) -> None:
@@ -667,6 +681,21 @@ def test_an_image_for_another_machine_is_copied_from_but_not_run(context: Path) 
     assert set(layers(built.image)[-1]) == {"usr/bin/a.txt"}
     with pytest.raises(ImagePlatform, match=f"Dockerfile line 2: the image is made for linux/{other}"):
         build("FROM busybox:other\nRUN true\n", platform=f"linux/{other}")
+
+
+def test_an_image_of_this_machine_is_not_taken_for_another(context: Path, base: StoredImage) -> None:
+    """127.0.0.1:9: nobody is there to bring the right one."""
+    other = "arm64" if host_platform().architecture != "arm64" else "amd64"
+    name = "127.0.0.1:9/busybox:test"
+    store = ImageStore(default_home())
+    store.tag(base, parse_tags([name])[0])
+    store.close()
+    said = f"Dockerfile line 1: the image is made for {base.platform}, not for linux/{other}, and another"
+    with pytest.raises(ImagePlatform, match=said):
+        build(f"FROM --platform=linux/{other} {name}\nCOPY src /src\n", context)
+    with pytest.raises(ImagePlatform, match=said):
+        build(f"FROM {name}\nCOPY src /src\n", context, platform=f"linux/{other}")
+    assert build(f"FROM --platform={base.platform} {name}\nCOPY src /src\n", context).image.platform == base.platform
 
 
 def test_a_build_that_is_cancelled_lets_go_of_everything(context: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..controller import Controller
-from ..errors import BuildFailed, ImageNotFound, RecipeInvalid, SpecError
+from ..errors import BuildFailed, ImageNotFound, ImagePlatform, RecipeInvalid, RegistryError, SpecError
 from ..finding import default_controller
 from ..images.config import ImageConfig
-from ..images.media import host_platform, parse_platform
+from ..images.media import Platform, check_platform, host_platform, parse_platform
 from ..images.progress import ImageProgress
 from ..images.reference import Reference
 from ..images.reference import parse as parse_reference
@@ -75,7 +75,7 @@ class Builder:
         self._platform = parse_platform(options.platform) if options.platform else self._host
         self._stop = threading.Event()
         self._context: Folder | None = None
-        self._images: dict[str, StoredImage] = {}
+        self._images: dict[tuple[str, str | None], StoredImage] = {}
         self._image_grounds: dict[str, Ground] = {}
         self._pulling = asyncio.Lock()
         self._grounds: list[Ground] = []
@@ -181,18 +181,29 @@ class Builder:
 
     async def image(self, name: str, platform: str | None, tell: Callable[[str], None]) -> StoredImage:
         """The image of a FROM or --from: here, or pulled."""
+        wanted = platform or self._options.platform
         async with self._pulling:
-            if name not in self._images:
-                self._images[name] = await self._find(name, platform, tell)
-            return self._images[name]
+            if (name, wanted) not in self._images:
+                self._images[name, wanted] = await self._find(name, wanted, tell)
+            return self._images[name, wanted]
 
-    async def _find(self, name: str, platform: str | None, tell: Callable[[str], None]) -> StoredImage:
+    async def _find(self, name: str, wanted: str | None, tell: Callable[[str], None]) -> StoredImage:
+        unfit: ImagePlatform | None = None
         if not self._options.pull or name.startswith("sha256:"):
             try:
-                return await in_thread(self.store.find, name)
+                found = await in_thread(self.store.find, name)
+                if wanted is not None:
+                    config = found.config
+                    made_for = Platform(config.os, config.architecture, config.variant)
+                    check_platform(made_for, parse_platform(wanted))
+                return found
+            except ImagePlatform as error:
+                unfit = error
             except ImageNotFound:
                 if name.startswith("sha256:"):
                     raise
+        if unfit is not None and name.startswith("sha256:"):
+            raise unfit
         from ..images.pull import pull
 
         loop = asyncio.get_running_loop()
@@ -203,10 +214,15 @@ class Builder:
             elif part.stage == "resolve" and part.text:
                 loop.call_soon_threadsafe(tell, part.text)
 
-        wanted = platform or self._options.platform
         reference = parse_reference(name)
         refuse_standard(reference)
-        return await pull(reference, self.store, platform=wanted, progress=progress)
+        try:
+            return await pull(reference, self.store, platform=wanted, progress=progress)
+        except (RegistryError, ImageNotFound) as error:
+            if unfit is None:
+                raise
+            message = f"{unfit.message}, and another {name} could not be brought: {error.message}"
+            raise ImagePlatform(message, hint=error.hint) from error
 
     async def image_ground(self, image: StoredImage) -> Ground:
         """The files of an image that is copied from."""

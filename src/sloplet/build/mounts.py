@@ -17,6 +17,7 @@ from typing import Any
 
 from ..controller import Controller
 from ..errors import BuildFailed, VolumeInUse
+from ..files import AsyncFiles
 from ..state.home import Home
 from ..volumes.store import Volumes
 from ..volumespec import Volume
@@ -50,11 +51,15 @@ class Mounted:
     facts: list[Any] = field(default_factory=list)  #: what the outcome depends on
     volumes: dict[str, Volume] = field(default_factory=dict)
     puts: list[_Put] = field(default_factory=list)
+    given: list[tuple[str, int, int, int]] = field(default_factory=list)  #: caches: where, whose (uid, gid), mode
     _covered: set[str] = field(default_factory=set)
     _made: set[str] = field(default_factory=set)
 
-    async def enter(self, controller: Controller, sandbox_id: str, tree: Tree) -> None:
-        """Put in what has to be there. BuildFailed."""
+    async def enter(self, controller: Controller, sandbox_id: str, files: AsyncFiles, tree: Tree) -> None:
+        """Put in what has to be there. BuildFailed, FileError."""
+        for target, uid, gid, mode in self.given:
+            await files.chown(target, f"{uid}:{gid}", user="0:0")
+            await files.chmod(target, mode, user="0:0")
         items: list[Item] = []
         for put in self.puts:
             items += await in_thread(self._placed, put, tree)
@@ -127,12 +132,13 @@ class Mounts:
         sharing = mount.get("sharing") or "shared"
         if sharing not in ("shared", "private", "locked"):
             raise work.line.wrong(f"sharing={sharing[:40]} is not known", "shared, private or locked")
-        if any(mount.get(key) for key in ("mode", "uid", "gid")):
-            raise work.line.wrong("mode, uid and gid of a cache are not supported", "chown it in the RUN")
+        mode, uid, gid = (_number(work, mount, key) for key in ("mode", "uid", "gid"))
+        if uid is not None or gid is not None or mode is not None:
+            mounted.given.append((target, uid or 0, gid or 0, 0o755 if mode is None else mode))
         name = cache_name(mount.get("id") or target)
         await in_thread(Volumes(self._home).ensure, name)
         mounted.volumes[target] = Volume(name, shared=sharing == "shared")
-        mounted.facts.append(("cache", target, name))
+        mounted.facts.append(("cache", target, name, uid, gid, mode))
 
     async def _bind(self, work: RunWork, mount: Mount, target: str, mounted: Mounted, folder_of: FolderOf) -> None:
         source = mount.get("source", "src") or "."

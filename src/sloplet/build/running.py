@@ -129,7 +129,7 @@ async def run(
     try:
         await patiently(box.start, mounted, tell)
         certificate = None if is_offline(network) else await authority(box.files)
-        await mounted.enter(controller, box.id, tree)
+        await mounted.enter(controller, box.id, box.files, tree)
         result = await _execute(work, box, lines)
         if not result.ok:
             raise _failed(work, result, lines, network)
@@ -189,6 +189,11 @@ def _hint(result: Result, text: str, network: Any) -> str | None:
     low = text.lower()
     if "no space left on device" in low:
         return "give the build more with --disk"
+    if "certificate verify failed" in low or "self-signed certificate" in low or "self signed certificate" in low:
+        return (
+            "the image does not know the authority of that server; if this machine does, give it to the step: "
+            "--secret id=ca,src=FILE, RUN --mount=type=secret,id=ca ... (PIP_CERT, NODE_EXTRA_CA_CERTS, SSL_CERT_FILE)"
+        )
     signs = ("temporary failure", "could not resolve", "name resolution", "bad address", "network is unreachable")
     if is_offline(network) and any(sign in low for sign in signs):
         return "builds have no network unless asked for: --allow HOST, or --allow @package-indexes"

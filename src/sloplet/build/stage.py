@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import (
     BuildFailed,
     EngineError,
+    FileError,
     ImageError,
     NetworkError,
     RecipeInvalid,
@@ -103,6 +104,8 @@ class StageBuild:
             raise BuildFailed(where + error.message, hint=error.hint) from error
         except SpecError as error:
             raise step.line.wrong(error.message, error.hint) from error
+        except FileError as error:  # of the step's sandbox
+            raise BuildFailed(f"{step.line.name} line {step.line.number}: {error.message}", hint=error.hint) from error
         except _WITH_LINE as error:
             where = f"{step.line.name} line {step.line.number}: "
             raise type(error)(where + error.message, hint=error.hint) from error
