@@ -9,7 +9,10 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +33,10 @@ from sloplet.state.home import Home, new_id
 from sloplet.state.locks import FileLock
 from sloplet.state.reaper import reap
 from sloplet.state.store import Store
-from sloplet.volumes import copies, sized
+from sloplet.volumes import copies, leases, sized
 from sloplet.volumes.leases import take, users
 from sloplet.volumes.opening import open_volumes
-from sloplet.volumes.records import Use
+from sloplet.volumes.records import Use, VolumeInfo
 from sloplet.volumes.store import staging_lock
 from sloplet.volumes.trees import Copy
 from sloplet.volumespec import Volume, VolumeSpec, check_volumes
@@ -161,6 +164,104 @@ def test_who_may_have_it_together(volumes: Volumes, one: Use, other: Use, exclud
     assert os.listdir(volumes.home.volumes / "data" / "users") == []
 
 
+def test_one_sandbox_has_it_in_two_ways(home: Home, volumes: Volumes) -> None:
+    """The one that writes counts, whichever is opened first."""
+    volumes.create("data")
+    asked = check_volumes({"/a": Volume("data", read_only=True), "/b": Volume("data", shared=True)})
+    opened = open_volumes(home, new_id(), None, asked)
+    try:
+        assert sorted(use.mode for use in users(home, "data")) == ["ro", "rw"]
+        with pytest.raises(VolumeInUse):
+            volumes.snapshot("data", "torn")
+    finally:
+        opened.close()
+    assert users(home, "data") == []
+    volumes.snapshot("data", "whole")
+
+
+def test_a_snapshot_stays_while_it_is_copied(volumes: Volumes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was not yet copied would be missing, and nobody told."""
+    volumes.create("data")
+    (data(volumes, "data") / "folder").mkdir()
+    (data(volumes, "data") / "folder" / "file").write_text("kept")
+    volumes.snapshot("data", "before")
+    fill = Volumes._fill
+    refused = []
+
+    def filling(self: Volumes, *rest: Any) -> None:
+        other = Volumes(volumes.home)
+        for remove in (lambda: other.remove_snapshot("data", "before"), lambda: other.remove("data")):
+            with pytest.raises(VolumeInUse, match="a copy to again") as caught:
+                remove()
+            refused.append(caught.value)
+        with other_user(other, "data"):
+            fill(self, *rest)
+
+    monkeypatch.setattr(Volumes, "_fill", filling)
+    volumes.clone("data", "again", snapshot="before")
+    assert len(refused) == 2
+    assert (data(volumes, "again") / "folder" / "file").read_text() == "kept"
+    volumes.remove_snapshot("data", "before")
+    volumes.remove("data")
+
+
+@contextmanager
+def other_user(volumes: Volumes, name: str) -> Iterator[None]:
+    """A sandbox that writes it: what is copied is the snapshot, which it does not have."""
+    lease = take(volumes.home, name, Use(new_id(), pid=os.getpid()))
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+def test_nothing_comes_back_of_what_is_just_removed(volumes: Volumes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for a volume at the very moment in which it goes must not leave a folder of its name."""
+    volumes.create("data")
+    rename, reads = os.rename, leases.read
+    asked, gone = threading.Event(), threading.Event()
+    told: list[BaseException] = []
+
+    def asks() -> None:
+        try:
+            take(volumes.home, "data", Use(new_id(), mode="ro", pid=os.getpid())).release()
+        except VolumeError as error:
+            told.append(error)
+
+    asking = threading.Thread(target=asks)
+
+    def slow_read(home: Home, name: str) -> VolumeInfo:
+        found = reads(home, name)
+        if threading.current_thread() is asking:
+            asked.set()
+            gone.wait(1)
+        return found
+
+    def slow_rename(source: Any, target: Any, **how: Any) -> None:
+        if source == "data":
+            asking.start()
+            asked.wait(1)
+        rename(source, target, **how)
+        gone.set()
+
+    monkeypatch.setattr(leases, "read", slow_read)
+    monkeypatch.setattr(os, "rename", slow_rename)
+    volumes.remove("data")
+    asking.join()
+    assert [type(error) for error in told] in ([VolumeInUse], [VolumeNotFound])
+    assert not os.path.lexists(volumes.home.volumes / "data")
+    monkeypatch.undo()
+    volumes.create("data")
+
+
+def test_all_of_a_wide_volume_is_counted(volumes: Volumes) -> None:
+    volumes.create("data")
+    for number in range(400):
+        (data(volumes, "data") / str(number)).mkdir()
+        (data(volumes, "data") / str(number) / "f").write_bytes(b"x" * 5000)
+    assert (volumes.inspect("data").used or 0) >= 400 * 5000
+
+
 def test_one_that_is_had_is_neither_removed_nor_copied(volumes: Volumes) -> None:
     volumes.create("data")
     lease = take(volumes.home, "data", Use("abc", "dev", "rw", pid=os.getpid()))
@@ -198,7 +299,7 @@ HOLD = """
 import os, sys, time
 from sloplet.state.home import Home
 from sloplet.volumes.leases import take
-from sloplet.volumes.records import Use
+from sloplet.volumes.records import Use, VolumeInfo
 lease = take(Home(sys.argv[1]), "data", Use("abc", "dev", pid=os.getpid()))
 print("held", flush=True)
 sys.stdin.read()

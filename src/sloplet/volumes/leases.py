@@ -25,10 +25,13 @@ _PATIENCE = 5.0  # for the processes of a holder that was killed to be gone
 _MOST = 4096
 
 
+_Key = tuple[str, str, str, str, bool]  # home, volume, who, and how he has it
+
+
 class Lease:
     """A volume, had for one purpose. Shared by all that one sandbox starts in this process (a rollback has two)."""
 
-    def __init__(self, key: tuple[str, str, str], lock: FileLock) -> None:
+    def __init__(self, key: _Key, lock: FileLock) -> None:
         self._key = key
         self._lock = lock
         self.count = 1
@@ -41,21 +44,23 @@ class Lease:
         with _guard:
             self.count -= 1
             if self.count == 0:
-                _leases.pop(self._key, None)
+                if _leases.get(self._key) is self:
+                    del _leases[self._key]
                 self._lock.release()
 
 
-_leases: dict[tuple[str, str, str], Lease] = {}
+_leases: dict[_Key, Lease] = {}
 _guard = threading.Lock()
 
 
 def take(home: Home, name: str, use: Use) -> Lease:
     """Have the volume ``name``. VolumeInUse tells who else has it; VolumeNotFound. Blocking, for seconds at worst."""
-    key = (str(home.path), name, use.sandbox)
+    key = (str(home.path), name, use.sandbox, use.mode, use.shared)
+    shares = use.mode in ("rw", "ro")  # of a sandbox; what else there is, is done once at a time
     until = time.monotonic() + _PATIENCE
     while True:
         with _guard:
-            held = _leases.get(key)
+            held = _leases.get(key) if shares else None
             if held is not None and held._lock.held:
                 held.count += 1
                 return held
@@ -64,8 +69,9 @@ def take(home: Home, name: str, use: Use) -> Lease:
             others = [other for other in _users(home, name) if use.excludes(other)]
             if not others:
                 lease = Lease(key, _sign(folder_of(home, name) / USERS / new_id(), use))
-                with _guard:
-                    _leases[key] = lease
+                if shares:
+                    with _guard:
+                        _leases[key] = lease
                 return lease
         if time.monotonic() > until or any(_lives(other.pid) for other in others):
             raise VolumeInUse(

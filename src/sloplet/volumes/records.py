@@ -26,6 +26,7 @@ from ..volumespec import check_volume_name
 VERSION = 1
 RECORD, DATA, IMAGE, USERS, SNAPSHOTS = "volume.json", "data", "disk.img", "users", "snapshots"
 _MOST = 1 << 16
+_OF_SNAPSHOTS = {"kept", "going"}
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,17 @@ class Use:
 
     sandbox: str  #: its id, or what else it is used for
     name: str | None = None
-    mode: str = "rw"  #: rw, ro; still: nobody may write; alone: nobody else may have it
+    #: rw, ro; still: nobody may write; alone: nobody else may have it; kept, going: a snapshot of it is read, or goes
+    mode: str = "rw"
     shared: bool = False
     since: float = 0.0
     pid: int = 0  #: of the process that holds it
 
     def excludes(self, other: Use) -> bool:
         """Whether both cannot be at a time."""
+        modes = {self.mode, other.mode}
+        if "alone" not in modes and modes & _OF_SNAPSHOTS:
+            return modes == _OF_SNAPSHOTS
         for one, two in ((self, other), (other, self)):
             if one.mode == "alone" or (one.mode == "rw" and not one.shared):
                 return True

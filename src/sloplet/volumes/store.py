@@ -19,7 +19,7 @@ from ..state.home import Home, new_id, unwritable
 from ..state.locks import FileLock
 from ..volumespec import NAME_RE, check_volume_name
 from . import records, sized, trees
-from .leases import take, users
+from .leases import locked, take, users
 from .records import DATA, IMAGE, SNAPSHOTS, USERS, Use, VolumeInfo
 
 _Infos = builtins.list[VolumeInfo]
@@ -93,7 +93,8 @@ class Volumes:
         try:
             with staging(self.home) as (volumes, staged):
                 try:
-                    os.rename(name, staged, src_dir_fd=volumes, dst_dir_fd=volumes)
+                    with locked(self.home, name):  # who just asks who has it must not find half of it
+                        os.rename(name, staged, src_dir_fd=volumes, dst_dir_fd=volumes)
                     os.fsync(volumes)
                 except OSError as error:
                     raise unwritable(records.folder_of(self.home, name), error) from error
@@ -105,14 +106,20 @@ class Volumes:
         return self._copy(name, None, name, snapshot)
 
     def remove_snapshot(self, name: str, snapshot: str) -> None:
-        """VolumeNotFound."""
+        """VolumeNotFound; VolumeInUse while a snapshot of the volume is being copied."""
         records.read(self.home, name, snapshot)
-        with staging(self.home) as (volumes, staged):
-            try:
-                os.rename(f"{name}/{SNAPSHOTS}/{snapshot}", staged, src_dir_fd=volumes, dst_dir_fd=volumes)
-                os.fsync(volumes)
-            except OSError as error:
-                raise unwritable(records.folder_of(self.home, name, snapshot), error) from error
+        use = Use(f"the removal of its snapshot {snapshot}", mode="going", since=time.time(), pid=os.getpid())
+        lease = take(self.home, name, use)
+        try:
+            with staging(self.home) as (volumes, staged):
+                records.read(self.home, name, snapshot)
+                try:
+                    os.rename(f"{name}/{SNAPSHOTS}/{snapshot}", staged, src_dir_fd=volumes, dst_dir_fd=volumes)
+                    os.fsync(volumes)
+                except OSError as error:
+                    raise unwritable(records.folder_of(self.home, name, snapshot), error) from error
+        finally:
+            lease.release()
 
     def clone(self, name: str, new: str, *, snapshot: str | None = None) -> VolumeInfo:
         """A new volume with the content that one has now, or had at a snapshot. VolumeExists."""
@@ -151,15 +158,14 @@ class Volumes:
         told = name if snapshot is None else f"{name}:{snapshot}"
         info = VolumeInfo(as_snapshot or new, time.time(), source.size, told)
         place = new if as_snapshot is None else f"{name}/{SNAPSHOTS}/{as_snapshot}"
-        lease = None
-        if snapshot is None:  # of a filesystem in a file, whoever reads it has it mounted, too
-            mode = "still" if source.size is None else "alone"
-            lease = take(self.home, name, Use(f"a copy to {place}", mode=mode, since=time.time(), pid=os.getpid()))
+        # of a filesystem in a file, whoever reads it has it mounted, too
+        mode = "kept" if snapshot is not None else "still" if source.size is None else "alone"
+        lease = take(self.home, name, Use(f"a copy to {place}", mode=mode, since=time.time(), pid=os.getpid()))
         try:
+            records.read(self.home, name, snapshot)  # now it stays
             self._publish(info, lambda folder: self._fill(folder, name, snapshot, source), place)
         finally:
-            if lease is not None:
-                lease.release()
+            lease.release()
         return records.read(self.home, new, as_snapshot)
 
     def _fill(self, folder: int, name: str, snapshot: str | None, source: VolumeInfo) -> None:

@@ -7,7 +7,8 @@ import errno
 import fcntl
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ..errors import VolumeError
 from ..fs import FILE, FOLDER, NEW_FILE, open_in
@@ -53,7 +54,8 @@ class Copy:
                 if level.folders:
                     name = level.folders.pop()
                     os.mkdir(name, 0o700, dir_fd=there)
-                    here = _onward(here, open_in(here, name, FOLDER, cross_mounts=False))
+                    with self._told(name):
+                        here = _onward(here, open_in(here, name, FOLDER, cross_mounts=False))
                     there = _onward(there, open_in(there, name, FOLDER))
                     self._enter(name, here, there)
                     continue
@@ -100,7 +102,8 @@ class Copy:
             with suppress(OSError):  # too deep to be named: it becomes a file of its own
                 os.link(known, name, src_dir_fd=self._root, dst_dir_fd=there, follow_symlinks=False)
                 return
-        source = open_in(here, name, FILE)
+        with self._told(name):
+            source = open_in(here, name, FILE)
         try:
             target = os.open(name, NEW_FILE, 0o600, dir_fd=there)
             try:
@@ -114,7 +117,18 @@ class Copy:
         self.files += 1
         self.bytes += info.st_size
         if info.st_nlink > 1:
-            self._links[key] = "/".join([*(level.name for level in self._levels[1:]), name])
+            self._links[key] = self._path(name)
+
+    def _path(self, name: str) -> str:
+        return "/".join([*(level.name for level in self._levels[1:]), name])
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Which of many files cannot be read."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}: {self._path(name)[-200:]!r}") from error
 
     def _bytes(self, source: int, target: int) -> None:
         if self._shares:
@@ -168,24 +182,28 @@ def copy_file(source: int, target: int) -> None:
 
 
 def usage(folder: int) -> int:
-    """Bytes on the disk of all that is in a folder; what cannot be read counts nothing. Each file once."""
+    """Bytes on the disk of all that is in a folder; what cannot be read, or named in 4096 bytes, counts nothing. Each
+    file once."""
     total = 0
     seen: set[tuple[int, int]] = set()
-    todo = [os.dup(folder)]
+    todo = ["."]
     while todo:
-        fd = todo.pop()
+        path = todo.pop()
+        try:
+            fd = open_in(folder, path, FOLDER, cross_mounts=False)
+        except OSError:
+            continue
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
-                    with suppress(OSError):
-                        info = entry.stat(follow_symlinks=False)
-                        if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
-                            if (info.st_dev, info.st_ino) in seen:
-                                continue
-                            seen.add((info.st_dev, info.st_ino))
-                        total += info.st_blocks * 512
-                        if stat.S_ISDIR(info.st_mode) and len(todo) < 200:
-                            todo.append(open_in(fd, entry.name, FOLDER, cross_mounts=False))
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode):
+                        todo.append(f"{path}/{entry.name}")
+                    elif info.st_nlink > 1:
+                        if (info.st_dev, info.st_ino) in seen:
+                            continue
+                        seen.add((info.st_dev, info.st_ino))
+                    total += info.st_blocks * 512
         except OSError:
             pass
         finally:
@@ -197,8 +215,8 @@ def failed(what: str, error: OSError) -> VolumeError:
     hints = {
         errno.ENOSPC: "the disk is full; nothing was left half there",
         errno.EDQUOT: "your disk quota is used up; nothing was left half there",
-        errno.EACCES: "some of its files belong to other users of the sandboxes that wrote them",
-        errno.EPERM: "some of its files belong to other users of the sandboxes that wrote them",
+        errno.EACCES: "it belongs to another user: of this machine, or of the sandbox that wrote it",
+        errno.EPERM: "it belongs to another user: of this machine, or of the sandbox that wrote it",
     }
     return VolumeError(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0))
 
