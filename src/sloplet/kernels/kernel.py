@@ -534,7 +534,7 @@ def leave(error: BaseException | None) -> None:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     elif error is not None:
-        traceback.print_exception(type(error), error, error.__traceback__)
+        sys.stderr.write(explained(error)[2])
         code = 1
     flush()
     os._exit(code & 0xFF)
