@@ -118,6 +118,8 @@ def test_once_in_the_life_of_a_named_one(home: Path, engine: str, tmp_path: Path
         ("runcmd: ['if']", "runcmd, line 2"),
         ("write_files:\n  - {path: /proc/version, content: x}", "write_files, line 3: /proc/version"),
         ("write_files:\n  - {path: /x, owner: nobody-here}", "write_files, line 3: /x"),
+        ("write_files:\n  - {path: /x, owner: nobody-here}", "need defer: true"),
+        ("runcmd: [systemctl enable --now nginx]", "no systemd: start the program itself"),
         ("users:\n  - {name: a, uid: 1000}", "line 3: the uid 1000"),
         ("timezone: Mars/Base", "timezone, line 2"),
         ("packages: [hello]", "packages, line 2"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import re
 from collections.abc import Callable, Sequence
 
 from ..controller import Stream
-from ..errors import BuildFailed, CommandError, FileError
+from ..errors import BuildFailed, CommandError, FileError, UserNotFound
 from ..files import AsyncFiles, Opener
 from ..process import collect, exec_request, make_capture
 from ..results import Result
@@ -25,6 +26,8 @@ _LONGEST = 3600.0
 _TAIL = 4000
 _MAX_ETC = 4 * 2**20
 _ROOT = "0:0"
+_SERVICES_RE = re.compile(r"\b(systemctl|rc-service|service)\s")
+_NO_SERVICES = "a sandbox has no systemd: start the program itself (`nginx &`), or write `|| true` behind it"
 
 
 async def apply(plan: Plan, text: str, open_stream: Opener, *, user: str, tell: OnModule = lambda module: None) -> None:
@@ -84,8 +87,10 @@ class _Job:
                 await self.files.chown(file.path, file.owner)
                 await self.files.chmod(file.path, file.mode)  # a change of owner takes bits away
             except (FileError, CommandError) as error:
+                early = isinstance(error, UserNotFound) and module == "write_files"
                 raise BuildFailed(
-                    f"cloud-init, {module}, line {file.line}: {file.path}: {error.message}", hint=error.hint
+                    f"cloud-init, {module}, line {file.line}: {file.path}: {error.message}",
+                    hint="files of who comes with users: or packages: need defer: true" if early else error.hint,
                 ) from error
 
     # -- users -------------------------------------------------------------------------
@@ -179,7 +184,9 @@ class _Job:
         if not result.ok:
             at = (await self.text(_AT)).strip()
             item = items[int(at)] if at.isdecimal() and len(at) < 6 and int(at) < len(items) else items[0]
-            raise self.failed(result, item.line, item.script, tail)
+            failure = self.failed(result, item.line, item.script, tail)
+            failure.hint = _NO_SERVICES if _SERVICES_RE.search(item.script) else None
+            raise failure
         await self.files.remove(_AT, missing_ok=True)
 
     async def must(self, argv: Sequence[str], line: int, *, env: dict[str, str] | None = None) -> None:
