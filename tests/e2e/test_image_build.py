@@ -593,6 +593,9 @@ def test_the_verb(context: Path, store: ImageStore) -> None:
     assert [step["cached"] for step in told["steps"]] == [False, False, True, True]
     quiet = sloplet("image", "build", "-q", "--build-arg", "V=7", "--label", "a=b", str(context))
     assert (quiet.stdout.decode().strip(), quiet.stderr) == (told["id"], b"")
+    recipe = (context / "Dockerfile").read_bytes()
+    piped = sloplet("image", "build", "-qf", "-", "--build-arg", "V=7", "--label", "a=b", str(context), input=recipe)
+    assert piped.stdout == quiet.stdout
 
 
 @pytest.mark.parametrize(

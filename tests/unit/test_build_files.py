@@ -404,3 +404,40 @@ def test_an_archive_is_merged_into_a_tree(tmp_path: Path) -> None:
         placing = Placing(View(tree.get).lstat)
         placing.merge(read_tar(file, spool), "")
         assert sorted(placing.items) == ["new", "new/y", "usr/bin/x"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("*a*a*a*b", ("aaab", "xaaxab"), ("aab", "a/aab", "aaabc")),
+        ("**/*a*/*b*", ("a/b", "x/y/zaz/b", "xa/xbx"), ("b/a", "a/x/b", "ab")),
+        ("**/a/**/b/**/c", ("a/b/c", "x/a/y/z/b/c"), ("a/b/xc", "xa/b/c", "a/c")),
+        ("*/*/*/*.p?", ("a/b/c/d.py",), ("a/b/c.py", "a/b/c/d/e.py", "a/b/c/d.p/")),
+        ("a**b*c*[d-f]*", ("a/x/bcd", "abce1"), ("a/b/cd", "abcg")),
+    ],
+)
+def test_patterns_with_many_stars(pattern: str, yes: tuple[str, ...], no: tuple[str, ...]) -> None:
+    matcher = pattern_expression(pattern)
+    assert [text for text in yes if not matcher.match(text)] == []
+    assert [text for text in no if matcher.match(text)] == []
+
+
+def test_a_pattern_that_tries_everything_ends() -> None:
+    """By an expression that goes back it would take longer than the age of the world."""
+    assert not pattern_expression("*a" * 40 + "b").match("a" * 250)
+    assert not pattern_expression("**/a/" * 30 + "b").match("a/" * 1000 + "c")
+
+
+def test_an_ignore_file_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / ".dockerignore"
+    os.mkfifo(path)
+    with pytest.raises(RecipeInvalid, match="it is no plain file"):
+        read_ignore(tmp_path, tmp_path / "Dockerfile")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RecipeInvalid, match="it is no plain file"):
+        read_ignore(tmp_path, tmp_path / "Dockerfile")
+    path.unlink()
+    path.write_bytes(b"x\n" * 2**20)
+    with pytest.raises(RecipeInvalid, match="more than 1048576 bytes"):
+        read_ignore(tmp_path, tmp_path / "Dockerfile")

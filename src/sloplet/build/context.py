@@ -20,6 +20,7 @@ MAX_FILES = 1_000_000
 _NODE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 18
 _MAX_LINKS = 40
+_MAX_IGNORE = 2**20
 
 
 @dataclass(frozen=True)
@@ -271,11 +272,13 @@ def read_ignore(folder: Path, dockerfile: Path) -> Ignore:
     """``NAME.dockerignore`` beside the Dockerfile, else ``.dockerignore`` of the context. RecipeInvalid."""
     for path in (dockerfile.with_name(f"{dockerfile.name}.dockerignore"), folder / ".dockerignore"):
         try:
-            lines = path.read_text("utf-8").removeprefix("\ufeff").splitlines()
+            lines = _small(path).decode("utf-8").removeprefix("\ufeff").splitlines()
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeInvalid(f"{path} cannot be read: {error}") from error
+        except UnicodeDecodeError:
+            raise RecipeInvalid(f"{path} is not UTF-8 text") from None
+        except OSError as error:
+            raise RecipeInvalid(f"{path} cannot be read: {error.strerror}") from error
         for number, line in enumerate(lines, 1):
             try:
                 Ignore([line])
@@ -283,6 +286,18 @@ def read_ignore(folder: Path, dockerfile: Path) -> Ignore:
                 raise RecipeInvalid(f"{path} line {number}: {error}") from None
         return Ignore(lines)
     return Ignore()
+
+
+def _small(path: Path) -> bytes:
+    """A plain file, whoever made the folder: a pipe does not hold us up, and nothing endless fills the memory."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", os.fspath(path))
+        data = file.read(_MAX_IGNORE + 1)
+    if len(data) > _MAX_IGNORE:
+        raise OSError(errno.EFBIG, f"it has more than {_MAX_IGNORE} bytes", os.fspath(path))
+    return data
 
 
 def _kind(mode: int) -> str:

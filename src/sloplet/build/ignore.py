@@ -6,11 +6,59 @@ import posixpath
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
+
+#: With more stars than these an expression may try longer than anybody waits.
+_MOST_STARS = 3
+_ANY, _ANY_ABOVE, _ANY_IN = ".*", "(?:.*/)?", "[^/]*"
 
 
-def pattern_expression(pattern: str) -> re.Pattern[str]:
+class Matcher(Protocol):
+    """What a pattern means."""
+
+    def match(self, text: str, /) -> object:
+        """Something true if all of the text is what the pattern names."""
+
+
+class _Steps:
+    """A pattern with many stars: all ways through it at once, so that the time is that of pattern times text."""
+
+    def __init__(self, parts: list[str]) -> None:
+        self._parts = [part if part in (_ANY, _ANY_ABOVE, _ANY_IN) else re.compile(part, re.DOTALL) for part in parts]
+
+    def match(self, text: str, /) -> bool:
+        places = self._onward({(0, False)})
+        for char in text:
+            after: set[tuple[int, bool]] = set()
+            for at, inside in places:
+                part = self._parts[at] if at < len(self._parts) else None
+                if part in (_ANY, _ANY_ABOVE) or (part == _ANY_IN and char != "/"):
+                    after.add((at, True))
+                if (part == _ANY_ABOVE and char == "/") or (
+                    isinstance(part, re.Pattern) and not inside and part.match(char)
+                ):
+                    after.add((at + 1, False))
+            places = self._onward(after)
+        return (len(self._parts), False) in places
+
+    def _onward(self, places: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
+        """With those behind stars: of ``**/`` only before it has taken anything (else a slash must end it)."""
+        waiting = list(places)
+        while waiting:
+            at, inside = waiting.pop()
+            part = self._parts[at] if at < len(self._parts) else None
+            if part in (_ANY, _ANY_IN) or (part == _ANY_ABOVE and not inside):
+                behind = (at + 1, False)
+                if behind not in places:
+                    places.add(behind)
+                    waiting.append(behind)
+        return places
+
+
+def pattern_expression(pattern: str) -> Matcher:
     """``*`` and ``?`` stop at a slash, ``**`` does not; ``[a-z]``, ``\\`` as in Go's filepath.Match. ValueError."""
-    parts, at = [], 0
+    parts: list[str] = []
+    at = 0
     while at < len(pattern):
         char = pattern[at]
         at += 1
@@ -19,11 +67,11 @@ def pattern_expression(pattern: str) -> re.Pattern[str]:
                 at += 1
                 if pattern[at : at + 1] == "/":
                     at += 1
-                    parts.append("(?:.*/)?")
+                    parts.append(_ANY_ABOVE)
                 else:
-                    parts.append(".*")
+                    parts.append(_ANY)
             else:
-                parts.append("[^/]*")
+                parts.append(_ANY_IN)
         elif char == "?":
             parts.append("[^/]")
         elif char == "[":
@@ -39,6 +87,8 @@ def pattern_expression(pattern: str) -> re.Pattern[str]:
         else:
             parts.append(re.escape(char))
     try:
+        if sum(part in (_ANY, _ANY_ABOVE, _ANY_IN) for part in parts) > _MOST_STARS:
+            return _Steps(parts)
         return re.compile("".join(parts) + r"\Z", re.DOTALL)
     except re.error as error:
         raise ValueError(f"the pattern {pattern[:80]!r} makes no sense: {error}") from None
@@ -50,7 +100,7 @@ def is_pattern(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _Rule:
-    expression: re.Pattern[str]
+    expression: Matcher
     back: bool  #: ``!``: what it matches is not ignored
 
 

@@ -35,7 +35,7 @@ _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
     """,
 )
 @click.argument("path", metavar="[PATH]", default=".", type=click.Path())
-@click.option("-f", "--file", "file", metavar="FILE", help="The Dockerfile. [default: PATH/Dockerfile]")
+@click.option("-f", "--file", "file", metavar="FILE", help="The Dockerfile, - for stdin. [default: PATH/Dockerfile]")
 @click.option("-t", "--tag", "tags", multiple=True, metavar="NAME", help="What the image is called; may be repeated.")
 @click.option("--build-arg", "build_args", multiple=True, metavar="K=V", help="Value of an ARG; K alone takes yours.")
 @click.option("--target", metavar="STAGE", help="Build this stage, and what it needs. [default: the last]")
@@ -101,7 +101,8 @@ async def _build(folder: Path, options: dict[str, Any], log: BuildLog) -> Stored
         raise SpecError(
             f"{folder} is not a folder", hint="PATH is the folder that COPY takes files from; -f names a file"
         )
-    file = Path(options["file"]) if options["file"] else folder / "Dockerfile"
+    piped = options["file"] == "-"
+    file = Path(options["file"]) if options["file"] and not piped else folder / "Dockerfile"
     given = BuildOptions(
         tags=parse_tags(options["tags"]), build_args=_pairs("--build-arg", options["build_args"], ours=True),
         target=options["target"], settings=RunSettings(
@@ -110,7 +111,7 @@ async def _build(folder: Path, options: dict[str, Any], log: BuildLog) -> Stored
         labels=_pairs("--label", options["labels"]), secrets=dict(map(_secret, options["secrets"])),
         no_cache=options["no_cache"], pull=options["pull"], platform=options["platform"], epoch=source_date_epoch(),
     )  # fmt: skip
-    recipe = parse(read_recipe(file), file.name)
+    recipe = parse(read_recipe(Path("/dev/stdin") if piped else file), file.name)
     builder = Builder(recipe, given, home=Home(), context=folder, dockerfile_path=file, on_event=log)
     with log:
         image = await builder.build()
