@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from hostile_kit import Target, make_rootfs
 
 from sloplet import Sandbox, Volume, Volumes
-from sloplet.errors import SlopletError, StartFailed
+from sloplet.errors import SlopletError, StartFailed, VolumeError
 from sloplet.state.home import Home
 from sloplet.state.reaper import reap
 from sloplet.state.store import Store
@@ -283,3 +284,42 @@ def test_with_a_kernel_of_its_own_neither(gvisor: None, folder: Path, name: str)
         box.run("touch /f/alive", check=True)
     assert [path.name for path in folder.rglob("*") if os.lstat(path).st_mode & 0o6000] == ["id"]
     assert os.listdir(folder / "shown") == ["up"]
+
+
+CONNECT = "import socket; socket.socket(socket.AF_UNIX).connect('/f/socket')"
+
+
+def _reaches_a_socket(box: Sandbox) -> bool:
+    return box.run(["python3", "-c", CONNECT], timeout=20).ok
+
+
+def _says_so(box: Sandbox) -> bool:
+    return any("sockets" in item.how for item in box.guarantees() if item.control == "volume")
+
+
+def test_what_is_told_of_sockets_is_so(target: Target, folder: Path) -> None:
+    """Read-only is about files. Where a socket of the host's can be reached nevertheless, it is not kept secret."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen(8)
+        with target.box(volumes={"/f": str(folder)}) as box:
+            assert _reaches_a_socket(box) == _says_so(box)
+
+
+def test_gvisor_leads_to_no_socket(gvisor: object, folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen(8)
+        for mode in ("ro", "rw"):
+            with Sandbox(engine="gvisor", user="root", volumes={"/f": Volume(folder, mode=mode)}) as box:
+                assert box.run("test -d /f").ok
+                assert not _reaches_a_socket(box)
+                assert not _says_so(box)
+
+
+@pytest.mark.parametrize("path", ["/run", "/var/run", "/run/lock"])
+def test_where_services_listen_is_no_volume(path: str) -> None:
+    if not Path(path).is_dir():
+        pytest.skip(f"there is no {path}")
+    with pytest.raises(VolumeError, match="sockets"), Sandbox(volumes={"/f": path}):
+        pass

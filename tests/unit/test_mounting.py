@@ -159,7 +159,9 @@ def test_in_gvisor_they_lie_beside_the_image() -> None:
 
 
 def test_guarantees_tell_of_each() -> None:
-    told = mounting.guarantees([DATA, REPO, SHOWN])
+    told = mounting.guarantees([DATA, REPO, SHOWN], shared_kernel=True)
+    assert [("sockets" in each.how) for each in told] == [False, True, True], "who else reaches a named one"
+    assert not any("sockets" in each.how for each in mounting.guarantees([DATA, REPO, SHOWN], shared_kernel=False))
     assert [(one.control, one.value, one.enforced) for one in told] == [
         ("volume", "/data", True), ("volume", "/src", True), ("volume", "/src/shown", True)
     ]  # fmt: skip

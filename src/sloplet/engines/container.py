@@ -126,7 +126,7 @@ class ContainerEngine(JailRung):
             plan = self._plan(jailed, decided)
             hello = replace(jail.hello(jailed, facts, self._view), memory=decided.watched)
         fixed = self._fixed(facts, egress=jailed.egress, sudo=bool(request.spec.sudo))
-        guarantees = (*decided.guarantees, *fixed, *mounting.guarantees(request.volumes))
+        guarantees = (*decided.guarantees, *fixed, *mounting.guarantees(request.volumes, shared_kernel=True))
         released = partial(self._ranges.give_back, jailed.id_range)
         given = mounting.given(jailed)
         return await launch(plan, hello, guarantees, facts.cgroup, group, released, given=given)

@@ -140,7 +140,7 @@ class GvisorEngine(JailRung):
             hello = shell.hello(jailed, facts, self._view, decided.limits.memory)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fixed = self._fixed(egress=jailed.egress, sudo=bool(request.spec.sudo))
-        guarantees = (*decided.guarantees, *fixed, *mounting.guarantees(request.volumes))
+        guarantees = (*decided.guarantees, *fixed, *mounting.guarantees(request.volumes, shared_kernel=False))
         released = partial(self._ranges.give_back, jailed.id_range)
         try:
             instance = await launch(

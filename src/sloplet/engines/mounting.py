@@ -99,14 +99,17 @@ def oci_mounts(volumes: Sequence[Mount]) -> list[dict[str, Any]]:
     ]
 
 
-def guarantees(volumes: Sequence[Mount]) -> tuple[Guarantee, ...]:
+def guarantees(volumes: Sequence[Mount], *, shared_kernel: bool) -> tuple[Guarantee, ...]:
+    """``shared_kernel``: a Unix socket in a folder leads to who listens there, on a read-only mount too, and no filter
+    of system calls sees which one is meant."""
     return tuple(
         Guarantee(
             "volume",
             True,
             f"{volume.label}: {'read-only' if volume.read_only else 'read-write'}, nosuid, nodev; "
             "the sandbox's user inside is its owner outside"
-            + ("; commands cannot set setuid or setgid" if reaches_out([volume]) else ""),
+            + ("; commands cannot set setuid or setgid" if reaches_out([volume]) else "")
+            + ("; sockets and pipes in it can be reached" if shared_kernel and not volume.private else ""),
             volume.path,
         )
         for volume in volumes

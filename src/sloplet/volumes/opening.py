@@ -20,6 +20,8 @@ from .store import Volumes
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_FILES = ("/proc", "/sys", "/dev")
+#: Where the services of a machine and of its users listen.
+_SERVICES = ("/run", "/var/run")
 _EMPTY = ".empty"
 
 
@@ -129,6 +131,11 @@ def _refuse(path: str, real: Path, home: Home) -> None:
         )
     if any(real.is_relative_to(tree) for tree in _NOT_FILES) and not real.is_relative_to("/dev/shm"):
         raise VolumeError(f"{path} is the kernel's, and cannot be a volume")
+    if any(real.is_relative_to(tree) for tree in _SERVICES) and not real.is_relative_to("/run/media"):
+        raise VolumeError(
+            f"{path} has the sockets of this machine's services, and cannot be a volume",
+            hint="a sandbox could talk to them through it: copy what is needed to another folder",
+        )
 
 
 def _empty(home: Home) -> int:
