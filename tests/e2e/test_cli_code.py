@@ -68,6 +68,7 @@ def test_a_fresh_sandbox_and_json(engine: str, tmp_path: Path) -> None:
 
 def test_rich_results_are_not_lost_silently(dev: str) -> None:
     assert b"--out DIR saves them" in sloplet("code", dev, "-c", RICH).stderr
+    assert sloplet("code", dev, "-c", "display(5); print(6); display('7'); 8").stdout == b"5\n6\n'7'\n8\n"
 
 
 def test_a_dead_context(dev: str) -> None:
@@ -101,6 +102,7 @@ def test_ctrl_c_interrupts_the_cell_and_leaves_its_variables(dev: str) -> None:
         (("NAME", "file.py", "-c", "1"), "both code"),
         (("NAME", "/no/such/file.py"), "No such file"),
         (("NAME", "/bin/ls"), "not UTF-8"),
+        (("NAME", "--out", "/dev/null/x", "-c", "print('not run')"), "--out /dev/null/x: Not a directory"),
         (("NAME", "--context", "a/b", "-c", "1"), "name for a context"),
         (("NAME", "--context", "other", "-c", "1"), "no context"),
         (("no-such-sandbox", "-c", "1"), "no-such-sandbox"),
@@ -110,4 +112,5 @@ def test_refusals(dev: str, words: tuple[str, ...], why: str) -> None:
     done = sloplet("code", *(dev if word == "NAME" else word for word in words))
     assert done.returncode == 125
     assert why in done.stderr.decode()
+    assert done.stdout == b""
     assert done.stderr.count(b"\n") == 1

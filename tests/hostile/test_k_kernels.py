@@ -114,7 +114,7 @@ def test_names_of_types_never_become_paths(box: Sandbox, tmp_path: Path) -> None
     )
     result = box.code("1", context=liar(box, "paths", answer), timeout=20)
     assert [set(one.data) for one in result.results] == [{"text/html"}]
-    assert _save(result.results, str(tmp_path / "out")) == [str(tmp_path / "out" / "1.html")]
+    assert _save(result.results, str(tmp_path)) == [str(tmp_path / "1.html")]
 
 
 def test_tags_that_are_not_quite_ours_are_no_contexts(box: Sandbox) -> None:

@@ -77,7 +77,18 @@ def code(ctx: click.Context, /, name: str | None, file: str | None, text: str | 
         raise SpecError("--ask is not for code", hint="answer in another terminal, with `sloplet net ask NAME`")
     if options["language"] is None and file is not None:
         options["language"] = _LANGUAGES.get(os.path.splitext(file)[1].lower())
-    return asyncio.run(_code(name, _source(file, text), options))
+    source = _source(file, text)
+    if options["out"] is not None:
+        _folder(options["out"])
+    return asyncio.run(_code(name, source, options))
+
+
+def _folder(path: str) -> None:
+    """Made before the cell runs: its results must not be lost for it."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out {path}: {error.strerror}", hint="name a folder that can be written") from None
 
 
 def _source(file: str | None, text: str | None) -> str:
@@ -179,7 +190,6 @@ def _save(results: tuple[RichResult, ...], folder: str) -> list[str]:
     from ..code.results import SUFFIXES
 
     made = []
-    os.makedirs(folder, exist_ok=True)
     for number, result in enumerate(results, 1):
         for mime, raw in result.data.items():
             if mime not in SUFFIXES:
