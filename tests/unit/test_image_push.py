@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,12 @@ import pytest
 from rude_registry import Made, Reply, RudeRegistry, layer_tar, make_image
 from sloplet.errors import RegistryDenied, RegistryError, RegistryUnavailable, SlopletError, SpecError
 from sloplet.images import push as pushing
-from sloplet.images.patience import Patience
+from sloplet.images.patience import Patience, Transient
 from sloplet.images.progress import ImageProgress
 from sloplet.images.push import push
 from sloplet.images.reference import parse
-from sloplet.images.registries import Registries
+from sloplet.images.registries import Endpoint, Registries
+from sloplet.images.registry import RegistryClient
 from sloplet.images.store import ImageStore
 from sloplet.state.home import Home
 
@@ -125,6 +126,29 @@ def test_a_cut_upload_in_one_piece_begins_again(tmp_path: Path) -> None:
         this.all_is_there()
 
     run(tmp_path, work)
+
+
+def test_what_an_upload_reads_is_closed_with_it() -> None:
+    closed: list[bool] = []
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield bytes(1 << 20)
+        finally:
+            closed.append(True)
+
+    async def inside() -> None:
+        async with RudeRegistry() as registry:
+            registry.swallow = 1  # and hangs up
+            endpoint = Endpoint(registry.host, "app", f"http://{registry.host}/v2/app", plain=True, loopback=True)
+            async with RegistryClient(endpoint, patience=QUICK) as client:
+                with pytest.raises(Transient) as caught:
+                    async with client.open("PUT", f"{endpoint.url}/x", headers={"Content-Length": "1" * 9}, body=body):
+                        pass
+                assert closed, caught  # which still holds all that the request was made of
+
+    asyncio.run(inside())
 
 
 @pytest.mark.parametrize(

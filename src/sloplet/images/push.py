@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
@@ -203,8 +203,8 @@ class _Push:
 
     def _body(
         self, blob: Descriptor, start: int, end: int, told: Callable[[int], None]
-    ) -> Callable[[], AsyncIterator[bytes]]:
-        async def pieces() -> AsyncIterator[bytes]:
+    ) -> Callable[[], AsyncGenerator[bytes, None]]:
+        async def pieces() -> AsyncGenerator[bytes, None]:
             with self._blobs.open(blob.digest) as file:
                 file.seek(start)
                 at = start
@@ -219,8 +219,8 @@ class _Push:
         return pieces
 
 
-def _all(data: bytes) -> Callable[[], AsyncIterator[bytes]]:
-    async def pieces() -> AsyncIterator[bytes]:
+def _all(data: bytes) -> Callable[[], AsyncGenerator[bytes, None]]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         yield data
 
     return pieces

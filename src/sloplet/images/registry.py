@@ -14,8 +14,8 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin
@@ -41,8 +41,8 @@ _BATCH = 1 << 20
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 
-#: What a request sends, made anew for each try.
-Body = Callable[[], AsyncIterator[bytes]]
+#: What a request sends, made anew for each try, and closed after it.
+Body = Callable[[], AsyncGenerator[bytes, None]]
 
 
 class RegistryClient:
@@ -208,10 +208,11 @@ class RegistryClient:
     def _watched(self, body: Body, limit: asyncio.Timeout) -> Body:
         """Each piece that goes begins the wait anew."""
 
-        async def pieces() -> AsyncIterator[bytes]:
-            async for piece in body():
-                limit.reschedule(asyncio.get_running_loop().time() + self.patience.small)
-                yield piece
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            async with aclosing(body()) as whole_body:
+                async for piece in whole_body:
+                    limit.reschedule(asyncio.get_running_loop().time() + self.patience.small)
+                    yield piece
 
         return pieces
 
@@ -238,9 +239,12 @@ class RegistryClient:
             if authorization and origin(url) == self._origin:
                 sent["Authorization"] = authorization
             content = body() if body else None
-            answer = await self.http.send(
-                self.http.build_request(method, url, headers=sent, content=content), stream=True
-            )
+            try:
+                request = self.http.build_request(method, url, headers=sent, content=content)
+                answer = await self.http.send(request, stream=True)
+            finally:
+                if content is not None:
+                    await content.aclose()  # httpx leaves one that it did not read to its end
             target = answer.headers.get("Location")
             if answer.status_code not in _REDIRECTS or not target:
                 return answer
