@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from sloplet.images.resolve import resolve
 from sloplet.images.store import ImageStore
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home, new_id
+from sloplet.state.image_rows import ImageRow, ImageRows
 from sloplet.state.opened import image_facts
 from sloplet.state.snapshots import SnapshotStore
 from sloplet.state.store import Store
@@ -280,6 +281,32 @@ def test_one_of_several_names(store: ImageStore) -> None:
     assert removed.references == ("docker.io/library/b:2", "docker.io/library/c:latest")
     with pytest.raises(ImageNotFound):
         store.remove("b:2")
+    assert left(store.home) == set()
+
+
+def test_what_somebody_names_meanwhile_stays(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process pulls the same image by another name, or names it, just when it is to go."""
+    drop = ImageRows.drop
+    meanwhile: list[Callable[[ImageStore], object]] = []
+
+    def dropping(self: ImageRows, row: ImageRow, tree: str) -> bool | None:
+        if meanwhile:
+            other = ImageStore(store.home)
+            meanwhile.pop()(other)
+            other.close()
+        return drop(self, row, tree)
+
+    monkeypatch.setattr(ImageRows, "drop", dropping)
+    image = make_image(store, BASE, name="app")
+    meanwhile.append(lambda other: make_image(other, BASE, name="pulled"))
+    assert store.remove("app").image is None, "that name alone went"
+    assert store.find("pulled").references == ("docker.io/library/pulled:latest",)
+    store.untag(parse("pulled"))
+    meanwhile.append(lambda other: other.tag(image, parse("kept")))
+    assert store.prune().images == ()
+    with opened(store, store.find("kept")) as root:
+        assert (root / "bin/tool").exists()
+    assert store.remove("kept").image == image.id
     assert left(store.home) == set()
 
 

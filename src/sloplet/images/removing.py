@@ -56,12 +56,15 @@ class Pruned:
 
 def remove(store: ImageStore, text: str, *, force: bool) -> Removed:
     """See ``ImageStore.remove``."""
-    row = store.row(text)
-    name = _name_in(text, row)
-    if name is not None and len(row.references) > 1:
-        store.rows.untag(name)
-        return Removed((name,), None)
-    users = _drop(store, row)
+    users: list[str] | None = None
+    dropped = False
+    while not dropped and users is None:
+        row = store.row(text)
+        name = _name_in(text, row)
+        if name is not None and len(row.references) > 1:
+            store.rows.untag(name)
+            return Removed((name,), None)
+        dropped, users = _drop(store, row)  # neither: it has another name by now, or none
     if users is not None:
         if not force:
             raise _in_use(row, users)
@@ -83,9 +86,10 @@ def prune(store: ImageStore, *, older_than: float | None, keep_bytes: int | None
     gone: list[ImageRow] = []
     used: list[str] = []
     for row in chosen:
-        if _drop(store, row) is None:
+        dropped, users = _drop(store, row)
+        if dropped:
             gone.append(row)
-        else:
+        elif users is not None:
             used.append(row.id)
     known = frozenset().union(*map(_blobs, gone))
     swept = sweep(
@@ -132,21 +136,20 @@ def disk_use(store: ImageStore, row: ImageRow) -> dict[str, int]:
     return found
 
 
-def _drop(store: ImageStore, row: ImageRow) -> list[str] | None:
-    """Take an image off the records. Else who uses it, in words."""
+def _drop(store: ImageStore, row: ImageRow) -> tuple[bool, list[str] | None]:
+    """Take an image off the records, unless it is another by now: whether it went. Or who uses it, in words."""
     tree = key_of(row.chain)
     held = None
     if not store.rows.shares_chain(row.id, row.chain):
         try:
             held = lease.take(store.home.images / tree, shared=False)
             if held is None:
-                return _users(store, row, tree)
+                return False, _users(store, row, tree)
         except FileNotFoundError:
             pass  # nobody has used it yet
     try:
-        if store.rows.drop(row.id, tree) is None:
-            return _users(store, row, tree)
-        return None
+        dropped = store.rows.drop(row, tree)
+        return bool(dropped), _users(store, row, tree) if dropped is None else None
     finally:
         if held is not None:
             held.release(remove=False)

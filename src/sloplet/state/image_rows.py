@@ -105,20 +105,20 @@ class ImageRows(Connected):
             with self._write() as db:
                 db.execute("UPDATE images SET used_at = ? WHERE id = ?", (now, row.id))
 
-    def drop(self, image_id: str, tree: str) -> bool | None:
-        """Remove its rows, unless a saved state needs ``tree``, the folder of its files (then None). True: no other
-        image has that tree; it may go."""
+    def drop(self, row: ImageRow, tree: str) -> bool | None:
+        """Remove the rows of an image. False: it is not what ``row`` says any more; it was removed, or somebody has
+        pulled, used or named it meanwhile. None: a saved state needs ``tree``, the folder of its files."""
         with self._write(durable=True) as db:
-            row = db.execute("SELECT chain FROM images WHERE id = ?", (image_id,)).fetchone()
-            if row is None:
+            now = _rows(db, "WHERE id = ?", (row.id,))
+            if not now or (now[0].references, now[0].used_at) != (row.references, row.used_at):
                 return False
-            shared = db.execute("SELECT 1 FROM images WHERE chain = ? AND id != ?", (row[0], image_id)).fetchone()
+            shared = db.execute("SELECT 1 FROM images WHERE chain = ? AND id != ?", (row.chain, row.id)).fetchone()
             if not shared and db.execute("SELECT 1 FROM snapshots WHERE image = ?", (tree,)).fetchone():
                 return None
-            db.execute("DELETE FROM image_tags WHERE image = ?", (image_id,))
-            db.execute("DELETE FROM image_layers WHERE image = ?", (image_id,))
-            db.execute("DELETE FROM images WHERE id = ?", (image_id,))
-            return not shared
+            db.execute("DELETE FROM image_tags WHERE image = ?", (row.id,))
+            db.execute("DELETE FROM image_layers WHERE image = ?", (row.id,))
+            db.execute("DELETE FROM images WHERE id = ?", (row.id,))
+            return True
 
     def shares_chain(self, image_id: str, chain: str) -> bool:
         """Whether another image has the same files."""
