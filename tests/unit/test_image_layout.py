@@ -22,7 +22,7 @@ from rude_registry import Made, digest, layer_tar, make_image
 from sloplet.errors import FileError, FileExists, FileMissing, ImageInvalid, ImagePlatform, SlopletError, SpecError
 from sloplet.images import layout
 from sloplet.images.export import export_image, write_archive
-from sloplet.images.layout import import_image
+from sloplet.images.layout import FULL_NAME, REF_NAME, import_image
 from sloplet.images.media import OCI_INDEX, OCI_MANIFEST
 from sloplet.images.progress import ImageProgress
 from sloplet.images.reference import parse
@@ -206,6 +206,15 @@ def test_one_of_several(store: ImageStore, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="a:1, b:1"):
         import_image(path, store)
     assert "docker.io/library/b:1" in import_image(path, store, pick="b:1").references
+
+
+def test_one_image_of_several_names(store: ImageStore, tmp_path: Path) -> None:
+    """As docker save writes it for ``app:1 app:latest``."""
+    names = [{FULL_NAME: f"docker.io/library/app:{tag}", REF_NAME: tag} for tag in ("1", "latest")]
+    path = written(tmp_path, oci(MADE, entries=[entry(MADE.manifest, annotations=each) for each in names]))
+    assert import_image(path, store).references == ("docker.io/library/app:1",)
+    image = import_image(path, store, pick="latest")
+    assert set(image.references) == {"docker.io/library/app:1", "docker.io/library/app:latest"}
 
 
 def test_the_image_for_this_machine(store: ImageStore, tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ class _Import:
             raise ImageInvalid("its index.json is no index")
         named = {entry: _names(entry) for entry in index.manifests}
         entries = [entry for entry, names in named.items() if not self._pick or self._pick in names]
+        if len({entry.digest for entry in entries}) == 1:  # one image of several names: docker save APP:1 APP:latest
+            entries = entries[:1]
         groups = {tuple(named[entry]) for entry in entries}
         self._check_choice(len(groups), sorted({names[0] for names in named.values() if names}))
         data, kind = self._bytes(container, choose_one(index, entries, self._wanted)), ""
