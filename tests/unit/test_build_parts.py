@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -298,6 +299,32 @@ def test_what_cannot_be_bootstrapped(distribution: str, options: dict[str, Any])
 
 
 # -- images in Python ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("programs", "ran"),
+    [
+        (["python3"], ["python3 -m pip --version", "python3 -m pip install six"]),
+        (["apt-get", "rm"], ["apt-get update", "apt-get install python3-pip", "apt-get clean", "rm"]),
+        (["apk"], ["apk add --no-cache py3-pip"]),
+        (["dnf"], ["dnf -y install python3-pip", "dnf clean all"]),
+        ([], []),
+    ],
+)
+def test_pip_is_brought_where_there_is_none(tmp_path: Path, programs: list[str], ran: list[str]) -> None:
+    """The command as a shell runs it that knows these programs only. What was installed is not there in the end, so
+    that it fails: pip itself is still asked."""
+    step: Any = Image("debian:12").pip("six")._steps[-1]
+    for name in programs:
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/log\n')
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(["/bin/sh", "-c", step.text], env={"PATH": str(tmp_path)}, capture_output=True, check=False)
+    log = tmp_path / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    assert len(lines) == len(ran)
+    assert all(set(wanted.split()) <= set(line.split()) for line, wanted in zip(lines, ran, strict=True)), lines
+    assert (done.returncode == 0) == (programs == ["python3"])
+    assert step.line.text == "RUN python3 -m pip install six", "that is what is shown"
 
 
 @pytest.mark.parametrize(

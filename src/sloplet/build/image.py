@@ -33,6 +33,8 @@ _NAME_RE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SPECIAL_RE = re.compile(r"([\\$'\"])")
 _PACKAGES = Network(allow=["@package-indexes"])
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/dpkg.log /var/log/alternatives.log"  # noqa: E501
+_OPTIONS = "-o APT::Sandbox::User=root -q"
+_APT = f"apt-get {_OPTIONS} update && apt-get {_OPTIONS} install -y {{}} && apt-get clean && {_CLEAN}"
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,12 @@ class Image:
                     f"apt({str(name)[:80]!r}) is no package", hint="for example apt('git', 'curl=7.88.1-10')"
                 )
         more = "" if recommends else "--no-install-recommends "
-        options = "-o APT::Sandbox::User=root -q"
-        return self._install(
-            packages, f"apt-get {options} update && apt-get {options} install -y {more}{shlex.join(sorted(packages))} "
-            f"&& apt-get clean && {_CLEAN}", {"DEBIAN_FRONTEND": "noninteractive"},
-        )  # fmt: skip
+        command = _APT.format(f"{more}{shlex.join(sorted(packages))}")
+        return self._install(packages, command, {"DEBIAN_FRONTEND": "noninteractive"})
 
     def pip(self, *packages: str, requirements: str | os.PathLike[str] | None = None) -> Image:
-        """Install Python packages by the image's pip; reaches the package indexes of this machine."""
+        """Install Python packages by the image's pip, which its distribution's packages bring where there is none;
+        reaches the package indexes of this machine."""
         from .indexes import pip_environment
 
         words = _words("pip", packages) if packages else ()
@@ -121,17 +121,21 @@ class Image:
             text = read_recipe(Path(requirements))
             command += f" -r /dev/stdin <<'SLOPLET-REQUIREMENTS'\n{text.rstrip()}\nSLOPLET-REQUIREMENTS"
             words = (*words, os.fspath(requirements))
-        return self._install(words, command, pip_environment())
+        bring = _bring("python3 -m pip --version", apt="python3-pip", apk="py3-pip", dnf="python3-pip")
+        return self._install(words, command, pip_environment(), bring)
 
     def npm(self, *packages: str) -> Image:
-        """Install Node packages for everybody by the image's npm; reaches the package indexes of this machine."""
+        """Install Node packages for everybody by the image's npm, which its distribution's packages bring where there
+        is none; reaches the package indexes of this machine."""
         from .indexes import npm_environment
 
         words = _words("npm", packages)
         command = f"npm install -g --no-audit --no-fund {shlex.join(words)} && rm -rf /tmp/.npm"
-        return self._install(words, command, npm_environment())
+        return self._install(
+            words, command, npm_environment(), _bring("npm --version", apt="npm", apk="npm", dnf="npm")
+        )
 
-    def _install(self, packages: Sequence[str], command: str, env: Mapping[str, str]) -> Image:
+    def _install(self, packages: Sequence[str], command: str, env: Mapping[str, str], first: str = "") -> Image:
         if not packages:
             raise SpecError("no package is named", hint="for example .apt('git') or .pip('numpy')")
         from .indexes import TRUST, trust_environment, trusted
@@ -142,7 +146,7 @@ class Image:
             mounts = (Mount("secret", (("id", TRUST), ("mode", "444"))),)
         given = tuple(sorted(env.items()))
         return self._add(
-            lambda line: Run(line, text=command, policy=_PACKAGES, env=given, mounts=mounts), "RUN", command
+            lambda line: Run(line, text=first + command, policy=_PACKAGES, env=given, mounts=mounts), "RUN", command
         )
 
     def copy(
@@ -320,6 +324,17 @@ class Image:
 def literal(text: str) -> str:
     """Text that comes out of a Dockerfile's expansion as it is."""
     return _SPECIAL_RE.sub(r"\\\1", text)
+
+
+def _bring(there: str, *, apt: str, apk: str, dnf: str) -> str:
+    """The beginning of a command: what has a program installed whose image has none, where it can be."""
+    return (
+        f"if {there} >/dev/null 2>&1; then :; "
+        "elif command -v apt-get >/dev/null; then export DEBIAN_FRONTEND=noninteractive; "
+        f"{_APT.format(f'--no-install-recommends {apt}')}; "
+        f"elif command -v apk >/dev/null; then apk add --no-cache {apk}; "
+        f"elif command -v dnf >/dev/null; then dnf -y install {dnf} && dnf clean all; fi && "
+    )
 
 
 def _words(what: str, argv: Sequence[str]) -> tuple[str, ...]:
