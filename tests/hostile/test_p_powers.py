@@ -58,6 +58,8 @@ def test_what_is_enforced_is_told(box: Sandbox) -> None:
     privileges = next(item for item in box.guarantees() if item.control == "privileges")
     assert privileges.enforced
     assert "root's commands have powers" in privileges.how
+    pids = next(item for item in box.guarantees() if item.control == "pids")
+    assert ("for each user" in pids.how) == ("can be many" in pids.how), "a limit per user is none for who can be any"
 
 
 def test_where_there_is_one_user_it_is_refused(target: Target) -> None:

@@ -116,14 +116,20 @@ def _memory(limits: Limits, machine: Machine) -> tuple[Guarantee, list[tuple[int
     return Guarantee("memory", False, how, value), [(resource.RLIMIT_DATA, limits.memory)]
 
 
-def _pids(limits: Limits, machine: Machine, *, namespaces: bool) -> tuple[Guarantee, list[tuple[int, int]]]:
+def _each(sudo: bool) -> str:
+    return "for each user inside" + (", and root with powers can be many of them" if sudo else "")
+
+
+def _pids(
+    limits: Limits, machine: Machine, *, namespaces: bool, sudo: bool = False
+) -> tuple[Guarantee, list[tuple[int, int]]]:
     value = str(limits.pids)
     if machine.cgroup.enforces("pids"):
         more = 2 * PIDS_EXTRA if machine.cgroup.split else PIDS_EXTRA
         how = f"cgroup v{machine.cgroup.version} pids (and {more} more for the agent's own)"
         return Guarantee("pids", True, how, value), []
     if namespaces and machine.kernel >= (5, 14):
-        how = "RLIMIT_NPROC in its own user namespace, for each user inside"
+        how = f"RLIMIT_NPROC in its own user namespace, {_each(sudo)}"
         if machine.root or machine.helpers:  # the agent's own count as another user's
             return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids)]
         how += f" (and {PIDS_EXTRA} more for the agent's own)"
@@ -159,7 +165,7 @@ def decide(spec: SandboxSpec, machine: Machine, sandbox_id: str, *, namespaces: 
     scratch = choose_scratch(limits, machine) if namespaces else Scratch("folder", limits.disk)
     cpus, pinned = _cpus(limits, machine, sandbox_id)
     memory, memory_rlimits = _memory(limits, machine)
-    pids, pids_rlimits = _pids(limits, machine, namespaces=namespaces)
+    pids, pids_rlimits = _pids(limits, machine, namespaces=namespaces, sudo=bool(spec.sudo))
     found = (cpus, memory, _disk(limits, scratch), pids, _open_files(limits, machine))
     _refuse_weaker(found, spec, limits, namespaces=namespaces)
     open_files = min(limits.open_files, machine.open_files)
@@ -183,7 +189,8 @@ def decide_for_own_kernel(spec: SandboxSpec, machine: Machine, sandbox_id: str) 
     limits = fit(spec.limits, machine)
     scratch = choose_scratch(limits, machine)
     cpus, pinned = _cpus(limits, replace(machine, cgroup=replace(machine.cgroup, split=False)), sandbox_id)
-    how = f"RLIMIT_NPROC of gVisor's own kernel, for each user inside (and {PIDS_EXTRA} more for the agent's own)"
+    each = _each(bool(spec.sudo))
+    how = f"RLIMIT_NPROC of gVisor's own kernel, {each} (and {PIDS_EXTRA} more for the agent's own)"
     pids = Guarantee("pids", True, how, str(limits.pids))
     found = (cpus, _own_memory(limits, machine), _own_disk(scratch), pids, _open_files(limits, machine))
     _refuse_weaker(found, spec, limits, namespaces=True)
