@@ -314,6 +314,20 @@ def test_what_a_copy_takes_and_where_it_goes(context: Path) -> None:
         build("FROM busybox:test\nCOPY link /x\n", context)
 
 
+def test_bits_that_no_sandbox_heeds_are_copied_all_the_same() -> None:
+    """They are taken off when layers are unpacked; what is copied out of a stage is for others, too."""
+    built = build(
+        "FROM busybox:test AS one\nRUN echo x > /su && chmod 4755 /su && mkdir /sg && chmod 2775 /sg && touch /sg/f\n"
+        "RUN touch /su && stat -c %a /su /sg\nRUN echo y > /was && chmod 4755 /was\nRUN rm /was && echo z > /was\n"
+        "FROM scratch\nCOPY --from=one / /all/\nCOPY --from=one /su /alone\n"
+    )
+    assert built.log[-2:] == ["755", "775"]
+    everything, alone = layers(built.image)
+    modes = [everything[f"all/{name}"].mode for name in ("su", "sg", "sg/f", "was")]
+    assert modes == [0o4755, 0o2775, 0o644, 0o644]
+    assert alone["alone"].mode == 0o4755
+
+
 def test_archives_are_unpacked_by_add_only(context: Path) -> None:
     with tarfile.open(context / "t.tgz", "w:gz") as tar:
         info = tar.gettarinfo(context / "run.sh", "bin/added")

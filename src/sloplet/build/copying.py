@@ -79,6 +79,7 @@ def _take(work: CopyWork, folder: Folder, path: str, source: str, selection: Sel
                 hint="links are followed inside of it only; name what they lead to",
             )
         raise _missing(work, source, where)
+    top = folder.whole(top)
     if top.kind == "other":
         raise BuildFailed(f"{work.line.name} line {work.line.number}: {source[:200]} is a device, a pipe or a socket")
     if work.unpack and top.kind == "file" and is_tar(folder, top):

@@ -12,26 +12,30 @@ from ..engines.machine import machine
 from ..errors import BuildFailed
 from ..images import userns
 from ..images.opening import Opener
-from ..images.owners import recorded
+from ..images.owners import recorded, recorded_modes
 from .context import Folder, Found, Owner
 
 
 class TreeFolder(Folder):
     """Files of subordinate ids are opened by who may. ``recorded``: whom files belong to where the disk does not say,
-    by path; all others to root."""
+    by path; all others to root. ``modes``: those with setuid and setgid, which the disk lacks."""
 
     def __init__(
         self, path: str | os.PathLike[str], owner: Owner | None, mapped: bool,
-        recorded: Mapping[str, tuple[int, int]] | None = None,
+        recorded: Mapping[str, tuple[int, int]] | None = None, modes: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(path, owner=owner)
         self._opener = Opener(self._root) if mapped else None
         self._recorded = recorded or {}
+        self._modes = modes or {}
 
     def _found(self, path: str, fd: int) -> Found:
         found = super()._found(path, fd)
-        owner = self._recorded.get(path)
-        return found if owner is None else replace(found, uid=owner[0], gid=owner[1])
+        owner = self._recorded.get(path, (found.uid, found.gid))
+        return replace(found, uid=owner[0], gid=owner[1])
+
+    def whole(self, found: Found) -> Found:
+        return replace(found, mode=self._modes.get(found.path, found.mode))
 
     def _open_in(self, path: bytes, flags: int) -> int:
         try:
@@ -51,12 +55,12 @@ def tree_folder(resolved: ResolvedImage) -> Folder:
     """The caller closes it."""
     if resolved.path is None:
         raise BuildFailed("this image has no files of its own")
-    kind = jail.mode(machine())
+    kind, modes = jail.mode(machine()), recorded_modes(resolved.path)
     if kind == "range":
-        return TreeFolder(resolved.path, userns.inside(), mapped=True)
+        return TreeFolder(resolved.path, userns.inside(), mapped=True, modes=modes)
     if kind == "root" and resolved.owners_kept:
-        return TreeFolder(resolved.path, _same, mapped=False)
-    return TreeFolder(resolved.path, _root, mapped=False, recorded=recorded(resolved.path))
+        return TreeFolder(resolved.path, _same, mapped=False, modes=modes)
+    return TreeFolder(resolved.path, _root, mapped=False, recorded=recorded(resolved.path), modes=modes)
 
 
 def _root(uid: int, gid: int) -> tuple[int, int]:

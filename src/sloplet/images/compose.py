@@ -14,13 +14,15 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ImageInvalid
 from ..fs import FILE, FOLDER, NEW_FILE, open_in
 from .extract import UnpackLimits, split_name
 from .layer import LayerFacts
 from .tarstream import show
+
+T = TypeVar("T")
 
 LAYER_FACTS = "layer.json"
 LAYER_TREE = "tree"
@@ -68,6 +70,7 @@ class Composed:
     folders: int = 0
     copied: int = 0  #: files that could not be linked
     owners: dict[bytes, tuple[int, int]] = field(default_factory=dict)  #: recorded ones, by path, of what is no symlink
+    modes: dict[bytes, int] = field(default_factory=dict)  #: with setuid or setgid, which no file has on disk
 
     def to_dict(self) -> dict[str, Any]:
         return {"files": self.files, "folders": self.folders, "copied": self.copied}
@@ -84,8 +87,9 @@ def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) 
             plan = _Plan(sources)
             for index in range(len(names)):
                 plan.add(index, sources.facts(index))
-            owners = [_by_path(sources.facts(index)) for index in range(len(names))] if not keep_owners else []
-            maker = _Maker(sources, root, keep_owners, owners)
+            facts = [sources.facts(index) for index in range(len(names))]
+            owners = [_by_path(each.owners) for each in facts] if not keep_owners else []
+            maker = _Maker(sources, root, keep_owners, owners, [_by_path(each.modes) for each in facts])
             maker.fill(plan.root, root, 0, b"")
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
@@ -94,9 +98,9 @@ def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) 
         return maker.result
 
 
-def _by_path(facts: LayerFacts) -> dict[bytes, tuple[int, int]]:
+def _by_path(recorded: Mapping[bytes, T]) -> dict[bytes, T]:
     """An archive may write one path in many ways."""
-    return {b"/".join(split_name(name, UnpackLimits())): ids for name, ids in facts.owners.items()}
+    return {b"/".join(split_name(name, UnpackLimits())): each for name, each in recorded.items()}
 
 
 class _Layers:
@@ -272,14 +276,16 @@ class _Maker:
     """Makes what was planned."""
 
     def __init__(
-        self, layers: _Layers, root: int, keep_owners: bool, recorded: Sequence[Mapping[bytes, tuple[int, int]]] = ()
-    ) -> None:
+        self, layers: _Layers, root: int, keep_owners: bool, recorded: Sequence[Mapping[bytes, tuple[int, int]]],
+        modes: Sequence[Mapping[bytes, int]],
+    ) -> None:  # fmt: skip
         self._layers = layers
         self._root = root
         self._copies: dict[tuple[int, int], bytes] = {}  # of files that can have no name more: where our copy is
         self._room = UnpackLimits().bytes  # for these
         self._keep_owners = keep_owners
         self._recorded = recorded  # by layer
+        self._modes = modes  # by layer
         self._ours = (os.geteuid(), os.getegid())
         self.result = Composed()
 
@@ -312,6 +318,8 @@ class _Maker:
     def _note(self, path: bytes, layer: int, source: bytes) -> None:
         if self._recorded and layer >= 0 and (ids := self._recorded[layer].get(source)) is not None:
             self.result.owners[path] = ids
+        if layer >= 0 and (mode := self._modes[layer].get(source)) is not None:
+            self.result.modes[path] = mode
 
     def _place(self, file: File, fd: int, name: bytes, path: bytes) -> None:
         source = self._layers.folder(file.layer, file.folder)

@@ -79,7 +79,7 @@ class Extractor:
         self.entries = 0
         self.bytes = 0  #: of file contents
         self.skipped = 0  #: device nodes and fifos
-        self.stripped = 0  #: files and folders that lost setuid or setgid
+        self.stripped: dict[bytes, int] = {}  #: files and folders that lost setuid or setgid, with their modes
         self.attributes = 0  #: extended attributes that were left out
         self._not_exact = _umask(root_fd) | 0o7000  # rights that a new file does not get by being asked for
         self.implied: set[Parts] = set()  #: folders that no entry speaks of, but for what is in them
@@ -376,7 +376,7 @@ class Extractor:
         if not exact:
             mode = entry.mode & 0o1777
             if mode != entry.mode:
-                self.stripped += 1
+                self.stripped[entry.name] = entry.mode & 0o7777
             os.fchmod(fd, mode)
         moment = _moment(entry)
         os.utime(fd, ns=(moment, moment))

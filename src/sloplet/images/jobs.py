@@ -36,7 +36,7 @@ def _unpack(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
 def _compose(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
     """``fds``: the folder that ``rootfs`` is made in, and the one that the layers lie in."""
     from .compose import compose
-    from .owners import RECORDED, write_recorded
+    from .owners import MODES, RECORDED, write_modes, write_recorded
 
     os.mkdir("rootfs", 0o755, dir_fd=fds[0])
     root = os.open("rootfs", FOLDER, dir_fd=fds[0])
@@ -47,6 +47,8 @@ def _compose(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int]
         os.close(root)
     if made.owners:
         write_atomic(fds[0], RECORDED, write_recorded(made.owners))
+    if made.modes:
+        write_atomic(fds[0], MODES, write_modes(made.modes))
     return made.to_dict()
 
 

@@ -41,6 +41,7 @@ class LayerFacts:
     stripped: int = 0  #: setuid and setgid
     attributes: int = 0  #: extended attributes that were left out
     foreign: int = 0  #: files of owners that no sandbox knows, given to nobody
+    modes: dict[bytes, int] = field(default_factory=dict)  #: with setuid or setgid, which the files on disk lack
 
     def to_json(self) -> bytes:
         return json.dumps(
@@ -50,7 +51,7 @@ class LayerFacts:
                 "links": [_texts(pair) for pair in self.links],
                 "owners": {_text(name): list(ids) for name, ids in self.owners.items()},
                 "skipped": self.skipped, "stripped": self.stripped, "attributes": self.attributes,
-                "foreign": self.foreign,
+                "foreign": self.foreign, "modes": {_text(name): mode for name, mode in self.modes.items()},
             }
         ).encode("ascii")  # fmt: skip
 
@@ -66,6 +67,7 @@ class LayerFacts:
             implied=_raws(raw["implied"]),
             links=tuple((_raw(name), _raw(target)) for name, target in raw["links"]),
             owners={_raw(name): (int(ids[0]), int(ids[1])) for name, ids in raw["owners"].items()},
+            modes={_raw(name): int(mode) for name, mode in raw.get("modes", {}).items()},
             **counts,
         )
 
@@ -117,9 +119,10 @@ def unpack_layer(
         tuple(links),
         owners.recorded,
         extractor.skipped,
-        extractor.stripped,
+        len(extractor.stripped),
         extractor.attributes,
         owners.foreign,
+        extractor.stripped,
     )
 
 

@@ -18,6 +18,7 @@ from .tarstream import Entry, show
 _NO_ID = 2**32 - 1  # chown's "leave it as it is", so never an owner
 NOBODY = 65534
 MOST_INSIDE = 65535  #: the largest id that a sandbox knows
+MODES = "modes.json"  #: likewise: modes with setuid or setgid, which no file on disk has
 RECORDED = "owners.json"  #: beside an image's tree: whom its files belong to, where the disk does not say
 
 
@@ -69,6 +70,23 @@ class Owners:
 
 def write_recorded(owners: Mapping[bytes, tuple[int, int]]) -> bytes:
     return json.dumps({os.fsdecode(path): list(ids) for path, ids in owners.items()}).encode("ascii")
+
+
+def write_modes(modes: Mapping[bytes, int]) -> bytes:
+    return json.dumps({os.fsdecode(path): mode for path, mode in modes.items()}).encode("ascii")
+
+
+def recorded_modes(rootfs: Path) -> dict[str, int]:
+    """Of an image's tree: by path without a leading slash, where they are more than the disk says."""
+    try:
+        found = json.loads((rootfs.parent / MODES).read_bytes())
+        return {str(path): int(mode) & 0o7777 for path, mode in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ImageInvalid(
+            f"what is recorded of an image's modes is damaged ({error})", hint="`sloplet image prune --all` removes it"
+        ) from error
 
 
 def recorded(rootfs: Path) -> dict[str, tuple[int, int]]:

@@ -54,5 +54,5 @@ def unpack(file: BinaryIO, root_fd: int, limits: UnpackLimits | None = None) -> 
         raise ImageInvalid("the tar is empty")
     return Unpack(
         hashed.finish(), packed.packing, extractor.entries, extractor.bytes, owners.kept, extractor.skipped,
-        extractor.stripped, extractor.attributes,
+        len(extractor.stripped), extractor.attributes,
     )  # fmt: skip
