@@ -9,8 +9,8 @@
 
 #define SUDO_SOCKET "/run/sloplet/sudo"
 #define SUDO_MAGIC 0x4f445553u
-#define SUDO_WORDS (1u << 20) /* bytes of all words at most */
-#define SUDO_COUNT 8192u      /* words at most */
+#define SUDO_WORDS (2u << 20) /* bytes of all words at most: as many as the kernel takes */
+#define SUDO_COUNT (1u << 18) /* words at most: xargs gives as many as it can */
 
 /* The client's only message but for signals, one byte each; its descriptors 0, 1 and 2 come with it. Words follow, each with
  * its NUL: the user, the working directory, argc arguments, envc variables. */

@@ -25,6 +25,7 @@ extern char **environ;
 struct options {
     const char *user;
     bool login, shell, keep_env, check;
+    const char *keep; /* names of variables, with commas between them */
     char **set; /* NAME=VALUE before the command */
     int sets;
     char **command;
@@ -89,8 +90,10 @@ static int long_option(const char *word, struct options *o)
         o->login = true;
     else if (!strcmp(word, "--shell"))
         o->shell = true;
-    else if (!strncmp(word, "--preserve-env", 14))
+    else if (!strcmp(word, "--preserve-env"))
         o->keep_env = true;
+    else if (!strncmp(word, "--preserve-env=", 15))
+        o->keep = word + 15;
     else if (!strcmp(word, "--validate") || !strcmp(word, "--list"))
         o->check = true;
     else if (strcmp(word, "--non-interactive") && strcmp(word, "--set-home") && strcmp(word, "--stdin"))
@@ -168,6 +171,14 @@ static void find_user(const char *name, struct user *out)
     free(passwd);
 }
 
+static bool is_listed(const char *name, size_t n, const char *list)
+{
+    for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL)
+        if (strcspn(list, ",") == n && !strncmp(list, name, n))
+            return true;
+    return false;
+}
+
 static bool goes_along(const char *entry, const struct options *o)
 {
     size_t n = strcspn(entry, "=");
@@ -178,7 +189,7 @@ static bool goes_along(const char *entry, const struct options *o)
     for (const char *const *name = (const char *const[]){"HOME", "USER", "LOGNAME", "SHELL", "MAIL", NULL}; *name; name++)
         if (strlen(*name) == n && !strncmp(entry, *name, n))
             return false;
-    if (o->keep_env)
+    if (o->keep_env || is_listed(entry, n, o->keep))
         return true;
     for (const char *const *name = kept; *name; name++) {
         size_t len = strlen(*name);

@@ -92,6 +92,8 @@ def test_sudo_passes_everything_through(box: Sandbox) -> None:
     assert box.run(["sudo", "A=1", "sh", "-c", "echo $A $HOME $USER $SUDO_USER"]).stdout == "1 /root root agent\n"
     assert box.run("SECRETISH=1 sudo env | grep -c SECRETISH").stdout == "0\n"
     assert box.run("KEPT=1 sudo -E sh -c 'echo $KEPT'").stdout == "1\n"
+    assert box.run("A=1 B=2 C=3 sudo --preserve-env=A,C sh -c 'echo $A$B$C'").stdout == "13\n"
+    assert box.run("seq 30000 | xargs sudo echo | wc -w").stdout.strip() == "30000"
     result = box.run(["sudo", "no-such-command"])
     assert (result.exit_code, result.stderr) == (1, "sudo: no-such-command: command not found\n")
     assert "no such user" in box.run(["sudo", "-u", "nobody-here", "id"]).stderr
