@@ -21,6 +21,7 @@ from sloplet.errors import (
     RegistryError,
     RegistryUnavailable,
     SlopletError,
+    StateUnwritable,
 )
 from sloplet.images.media import OCI_INDEX, host_platform
 from sloplet.images.patience import Patience
@@ -400,6 +401,25 @@ def test_a_partial_that_was_wrong_is_thrown_away(store: ImageStore) -> None:
         with pytest.raises(ImageInvalid, match="its digest is"):
             await this.pull()
         this.nothing_is_here(made.config)
+        assert (await this.pull()).id == made.config
+
+    run(store, work)
+
+
+def test_what_the_disk_has_no_room_for_is_not_begun(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(this: Pulling) -> None:
+        made = this.registry.add(make_image(layer_tar({"bin/sh": BIG})), "v1")
+        data = made.blobs[made.layers[0]]
+        with store.blobs.writer(made.layers[0]) as writer:
+            writer.write(data[: 2 << 20])
+        needed = len(data) - (2 << 20)
+        facts = list(os.statvfs("/"))
+        facts[1], facts[4] = 1, needed - 1  # the size of a block, and how many are free
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(facts))
+        with pytest.raises(StateUnwritable, match=f"{needed} bytes are still to come, and {needed - 1} are free"):
+            await this.pull()
+        assert this.registry.asked(made.layers[0]) == []
+        facts[4] = needed  # what is here already needs no room
         assert (await this.pull()).id == made.config
 
     run(store, work)

@@ -7,9 +7,11 @@ killed leaves what the next one resumes from.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -113,6 +115,22 @@ class BlobStore:
             raise unwritable(path, error) from error
         return size
 
+    def room_for(self, wanted: Mapping[str, int]) -> None:
+        """StateUnwritable if what is missing of these (digest -> size) is more than the disk has left: better said
+        before it is full."""
+        missing = 0
+        for digest, size in wanted.items():
+            if not self.has(digest):
+                with suppress(OSError):
+                    size -= os.lstat(self.partial / _partial_name(digest)).st_size
+                missing += max(0, size)
+        with suppress(OSError):
+            disk = os.statvfs(self._home.path)
+            free = disk.f_bavail * disk.f_frsize
+            if missing > free:
+                text = f"{os.strerror(errno.ENOSPC)}: {missing} bytes are still to come, and {free} are free"
+                raise unwritable(self.path, OSError(errno.ENOSPC, text))
+
     def make_folders(self, algorithm: str) -> None:
         try:
             self._home.open()
@@ -148,7 +166,7 @@ class BlobWriter:
         self.offset = 0  #: bytes that are there already
         self.done = False
         store.make_folders(self._algorithm)
-        self._path = store.partial / (new_id() if digest is None else digest.replace(":", "-"))
+        self._path = store.partial / (new_id() if digest is None else _partial_name(digest))
         self._take(wait)
 
     def _take(self, wait: bool) -> None:
@@ -255,6 +273,10 @@ class BlobWriter:
         self.close()
         shown = self._digest or "of unknown digest"
         raise ImageInvalid(f"the blob {shown} is not what it was said to be: {what}", hint="nothing of it was kept")
+
+
+def _partial_name(digest: str) -> str:
+    return digest.replace(":", "-")
 
 
 def missing(digest: str) -> ImageNotFound:

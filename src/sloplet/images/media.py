@@ -39,7 +39,7 @@ MAX_MANIFEST = 4 * 2**20  #: as Docker's registry has it
 MAX_LAYERS = 1024
 MAX_INDEX = 1024  #: images in an index
 MAX_DEPTH = 4  #: indexes inside of indexes
-MAX_BLOB = 2**40
+MAX_BLOB = 34 * 2**30  #: more than what any layer may unpack to (extract.UnpackLimits)
 
 _INDEXES = (OCI_INDEX, DOCKER_LIST)
 _MANIFESTS = (OCI_MANIFEST, DOCKER_MANIFEST)

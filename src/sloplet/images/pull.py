@@ -35,6 +35,7 @@ from .progress import ImageProgress, OnImageProgress, silent
 from .reference import Reference
 from .registries import Endpoint, Registries
 from .registry import BlobMissing, RegistryClient
+from .standard import refuse_standard
 from .threads import kept, whole
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ async def pull(
     ``insecure``: plain HTTP, to a registry on this machine. Raises SpecError, ImageNotFound, ImageInvalid,
     ImagePlatform, RegistryDenied, RegistryUnavailable, RegistryError, StateUnwritable; nothing is half there then.
     """
+    refuse_standard(reference, "is built, not pulled: no registry is asked for it")
     wanted = parse_platform(platform) if platform else host_platform()
     if registries is None:
         registries = await asyncio.to_thread(configured.load, store.home)
@@ -145,6 +147,7 @@ class _Pull:
                 await self._blob(layer)
 
         distinct = {layer.digest: layer for layer in manifest.layers}
+        await asyncio.to_thread(self._blobs.room_for, {name: layer.size for name, layer in distinct.items()})
         await gather(*(one(layer) for layer in distinct.values()))
 
     async def _blob(self, blob: Descriptor) -> None:
