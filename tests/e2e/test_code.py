@@ -54,12 +54,17 @@ class TestPython:
         [
             ("6 * 7", "42"), ("'a;'", "'a;'"), ("5 # ; a comment", "5"), ("1\n2", "2"), ("y = 1", None), ("y;", None),
             ("(y\n) ;  # no", None), ("None", None), ("", None), ("# nothing", None), ("if True:\n    5", None),
+            ("\n    y = 2\n    if y:\n        y = 3\n    y\n    ", "3"), ("\ufeffy = 4\ny\r\n", "4"),
+            ("    !true\n    %cd .\n    5", "5"), ("  1\n 2", "SyntaxError"), ("1\n  2", "SyntaxError"),
             ("await __import__('asyncio').sleep(0, 'waited')", "'waited'"), ("__name__", "'__main__'"),
         ],
     )  # fmt: skip
     def test_the_last_expression_is_the_result(self, box: Sandbox, cell: str, text: str | None) -> None:
         box.code("y = 0")
         result = box.code(cell)
+        if text == "SyntaxError":
+            assert failed(result)[0] == "IndentationError"
+            return
         assert result.error is None
         assert result.text == text
 
@@ -285,6 +290,19 @@ class TestRich:
         assert [one.png is not None for one in result.results] == [True, True, False]
         assert result.truncated
 
+    def test_half_a_result_is_none(self, box: Sandbox) -> None:
+        result = box.code(
+            "import signal\nclass Large:\n    def __init__(self, data): self.data = data\n"
+            "    def _repr_png_(self): return self.data\n    def __repr__(self): return 'x'\n"
+            "def stop(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, stop)\nlarge = Large(b'a' * 15_000_000)\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0.02)\n"
+            "try:\n    while True: display(large)\nexcept TimeoutError: pass\n"
+            "Large(b'whole')"
+        )
+        assert result.error is None
+        assert {len(one.png or b"") for one in result.results} <= {15_000_000, 0, 5}
+        assert result.results[-1].png == b"whole"
+
     @pytest.fixture
     def data_box(self, box: Sandbox) -> Sandbox:
         for package in ("matplotlib", "pandas"):
@@ -385,6 +403,13 @@ class TestStopping:
         assert {context.name: context.state for context in box.contexts.list()}["python"] == "dead"
         assert failed(box.code("lost", restart=True))[0] == "NameError"
         assert box.code("1").text == "1"
+
+    def test_what_is_no_interpreter_is_told(self, box: Sandbox) -> None:
+        box.contexts.create(name="broken", python="/bin/ls")
+        with pytest.raises(KernelError, match=r"(?s)could not be started.*exit code 2.*python=") as told:
+            box.code("1", context="broken")
+        assert "variables" not in str(told.value)
+        assert "broken" not in {context.name for context in box.contexts.list()}
 
     def test_a_first_cell_that_ends_its_kernel_is_told_too(self, box: Sandbox) -> None:
         box.contexts.create(name="first", env={"WHO": "me"})

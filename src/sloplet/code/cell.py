@@ -110,6 +110,8 @@ class Collector:
             await self._result(kind == "value")
         elif kind == "error":
             self._failure = self._failed()
+        elif kind == "drop":
+            self._rich -= sum(map(len, self._complete().values()))
         elif kind == "cut":
             self._cut = True
         elif kind == "end":
@@ -320,6 +322,9 @@ def ended(kernel: Kernel, end: Fields, last: bytes) -> KernelError:
     how = result_of(end, b"", b"").describe().removeprefix("it ")
     text = _ANSI.sub("", _FRAME.sub(b"", last).decode("utf-8", "replace")).strip()
     said = f"; its last words: {text[-800:]}" if text else ""
+    if not kernel.early and not kernel.begun:
+        hint = "look at its settings: contexts.create(python=...) names another interpreter"
+        return KernelError(f"{kernel.describe()} could not be started: it {how}{said}", hint=hint)
     return KernelError(f"{kernel.describe()} {how}: its variables are gone{said}", hint=restart_hint(kernel.name))
 
 

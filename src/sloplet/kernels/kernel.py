@@ -204,14 +204,18 @@ def drawn(figure: Any) -> bytes:
 def publish(parts: dict[str, bytes], kind: bytes) -> None:
     flush()
     with wire.lock:
-        for mime, raw in parts.items():
-            if mime == "text/plain" and len(raw) > MOST_TEXT:
-                raw = raw[:MOST_TEXT]
-                wire.say(b"cut")
-            if len(raw) > MOST:
-                wire.say(b"cut")
-            else:
-                wire.send(mime, raw)
+        try:
+            for mime, raw in parts.items():
+                if mime == "text/plain" and len(raw) > MOST_TEXT:
+                    raw = raw[:MOST_TEXT]
+                    wire.say(b"cut")
+                if len(raw) > MOST:
+                    wire.say(b"cut")
+                else:
+                    wire.send(mime, raw)
+        except BaseException:  # interrupted: half of it is not part of the next one
+            wire.say(b"drop")
+            raise
         wire.say(kind)
 
 
@@ -490,9 +494,10 @@ def run(source: str, name: str) -> BaseException | None:
 def serve_one(cell: dict[str, Any]) -> None:
     global count
     count += 1
-    wire.cell = str(cell.get("id")).encode()
-    wire.say(b"begin %d" % count)
-    wire.say(b"begin", err=True)
+    with wire.lock:  # what a thread displays just now is of one cell
+        wire.cell = str(cell.get("id")).encode()
+        wire.say(b"begin %d" % count)
+        wire.say(b"begin", err=True)
     generation.look()
     if "asyncio" in sys.modules:
         the_loop()  # asyncio.run() leaves none
@@ -518,9 +523,9 @@ def serve_one(cell: dict[str, Any]) -> None:
 
 def source_of(cell: dict[str, Any]) -> str:
     if "file" not in cell:
-        return str(cell["code"])
+        return str(cell["code"]).lstrip("\ufeff")
     with open(cell["file"], "rb") as file:
-        text = file.read().decode()
+        text = file.read().decode("utf-8-sig")
     try:
         os.unlink(cell["file"])  # so does the host, if nothing comes in between
     except OSError:

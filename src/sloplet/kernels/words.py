@@ -49,6 +49,8 @@ def translated(source: str, name: str, problem: SyntaxError) -> str | None:
             raise unknown("%%", word, CELL, name, before + 1, first)
         rest = found.group(2) if found else ""
         return "\n" * before + f"__sloplet__.cell({word!r}, {rest!r}, {body!r}, {before + 1})"
+    if isinstance(problem, IndentationError) and dedented(source) != source:
+        return dedented(source)
     lines = source.split("\n")
     at = (problem.lineno or 0) - 1
     found = _WORD.fullmatch(lines[at].rstrip("\r")) if 0 <= at < len(lines) else None
@@ -71,6 +73,12 @@ def translated(source: str, name: str, problem: SyntaxError) -> str | None:
         call = f"__sloplet__.run_line_magic({word!r}, {tail!r})"
     lines[at : last + 1] = [indent + target + call, *[""] * (last - at)]
     return "\n".join(lines)
+
+
+def dedented(source: str) -> str:
+    """Without the indentation of its first line, as text within a program has it; what has less keeps its own."""
+    found = re.match(r"(?:[ \t]*\r?\n)*([ \t]+)(?=\S)", source)
+    return source if found is None else re.sub("(?m)^" + found.group(1), "", source)
 
 
 class Words:
