@@ -157,6 +157,9 @@ def check_path(path: object) -> str:
 def parse_volume(text: str) -> tuple[str, Volume]:
     """``SRC:DST[:ro|rw|copy|shared]``, of the CLI; several words with commas between."""
     source, separator, rest = text.partition(":")
+    while not rest.startswith("/") and ":/" in rest:  # a folder with a colon in its name
+        more, _, rest = rest.partition(":")
+        source += ":" + more
     path, _, words = rest.partition(":")
     if not source or not separator or not path:
         raise SpecError(

@@ -431,6 +431,21 @@ def test_changes_of_a_copy_go_back(engine: str, project: Path) -> None:
     assert os.listdir(copies) == [], "a copy goes with its sandbox"
 
 
+def test_a_copy_of_a_folder_that_is_gone(engine: str, project: Path) -> None:
+    with Sandbox(engine=engine, volumes={"/workspace": Volume(project, mode="copy")}) as box:
+        box.run("echo in > edit; echo new > new", check=True)
+        moved = project.rename(project.parent / "moved")
+        with pytest.raises(FileNotFoundError):
+            box.apply()
+        assert not project.exists(), "half of it would be worse than nothing"
+        project.write_text("a file")
+        with pytest.raises(NotADirectoryError):
+            box.apply("/workspace/new")
+        project.unlink()
+        moved.rename(project)
+        assert set(box.apply().written) == {"edit", "new"}
+
+
 def test_a_copy_lasts_through_time(engine: str, project: Path) -> None:
     with Sandbox(engine=engine, volumes={"/workspace": Volume(project, mode="copy")}) as box:
         box.run("echo 1 > edit", check=True)

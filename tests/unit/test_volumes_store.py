@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from state_helpers import on_small_disk
 
 from sloplet import Volumes
 from sloplet.engines.machine import machine
@@ -22,6 +23,7 @@ from sloplet.errors import (
     ControlUnavailable,
     InvalidLimit,
     InvalidName,
+    SlopletError,
     VolumeError,
     VolumeExists,
     VolumeInUse,
@@ -33,7 +35,7 @@ from sloplet.state.home import Home, new_id
 from sloplet.state.locks import FileLock
 from sloplet.state.reaper import reap
 from sloplet.state.store import Store
-from sloplet.volumes import copies, leases, sized
+from sloplet.volumes import copies, leases, sized, trees
 from sloplet.volumes.leases import take, users
 from sloplet.volumes.opening import open_volumes
 from sloplet.volumes.records import Use, VolumeInfo
@@ -254,6 +256,29 @@ def test_nothing_comes_back_of_what_is_just_removed(volumes: Volumes, monkeypatc
     volumes.create("data")
 
 
+def test_a_full_disk_is_freed(tmp_path: Path) -> None:
+    """By removing what is on it, for which nothing can be written."""
+
+    def check() -> tuple[list[str], bool]:
+        volumes = Volumes(tmp_path / "home")
+        volumes.create("data")
+        volumes.snapshot("data", "s")
+        with suppress(OSError), open(data(volumes, "data") / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        with pytest.raises(SlopletError, match="No space left"):
+            volumes.create("other")
+        volumes.remove_snapshot("data", "s")
+        with suppress(OSError), open(data(volumes, "data") / "filler", "ab", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        volumes.remove("data")
+        volumes.create("other")
+        return [info.name for info in volumes.list()], os.statvfs(tmp_path).f_bavail * 4096 > 500_000
+
+    assert on_small_disk(tmp_path, "1m", check) == (["other"], True)
+
+
 def test_all_of_a_wide_volume_is_counted(volumes: Volumes) -> None:
     volumes.create("data")
     for number in range(400):
@@ -412,6 +437,24 @@ def copied(source: Path, target: Path, **how: bool) -> Copy:
         os.close(old)
         os.close(new)
     return made
+
+
+def test_what_cannot_be_read_is_named(volumes: Volumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "secret").touch()
+    real = trees.open_in
+
+    def refusing(parent: int, name: str, flags: int, **how: Any) -> int:
+        if name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(parent, name, flags, **how)
+
+    monkeypatch.setattr(trees, "open_in", refusing)
+    volume = VolumeSpec("/d", str(folder), "copy", base=new_id())
+    with pytest.raises(VolumeError, match="Permission denied: 'sub/secret'"):
+        copies.keep(volumes.home, volume)
+    assert left(volumes.home) == []
 
 
 def test_a_copy_is_the_same(tmp_path: Path) -> None:

@@ -122,6 +122,13 @@ def test_the_command_lines_form(text: str, path: str, volume: Volume) -> None:
     assert from_options([text]) == {path: volume}
 
 
+def test_folders_with_colons() -> None:
+    assert parse_volume("./a:b:/x:rw") == ("/x", Volume("./a:b", mode="rw"))
+    assert parse_volume("/srv/1:2:3:/x") == ("/x", Volume("/srv/1:2:3"))
+    with pytest.raises(SpecError, match="not a name"):
+        parse_volume("a:b:/x")
+
+
 @pytest.mark.parametrize("text", ["cache", ":/data", "cache:", "cache:/data:rx", "cache:/data:ro,rw", "./x:/y:shared"])
 def test_the_command_lines_form_refused(text: str) -> None:
     with pytest.raises(SpecError):

@@ -66,7 +66,7 @@ async def apply(
     back: bool = False,
     inside: str = "",
 ) -> Applied:
-    """Bring what ``diff`` lists at or below ``paths`` to the folder ``to``, which is made if missing.
+    """Bring what ``diff`` lists at or below ``paths`` to the folder ``to``, which is made if missing (not ``back``).
 
     Of a folder that is named the content goes into ``to``; a file that is named goes there under its own name. A file
     is taken as it is now. ``delete``: what was removed inside is removed there too. ``back``: to where it was
@@ -78,7 +78,8 @@ async def apply(
     chosen, idle = choose(diff.changes, paths)
     target = host_path(to)
     with host_errors(target):
-        os.makedirs(target, exist_ok=True)
+        if not back:  # what was copied from may have been moved: half of it must not come into being there
+            os.makedirs(target, exist_ok=True)
         with opened(target, DIR) as root:
             job = _Apply(files, root, delete, max_bytes, back)
             job.skipped += [(path, "nothing has changed there") for path in idle]

@@ -124,6 +124,8 @@ def _sign(path: Path, use: Use) -> FileLock:
     try:
         write_all(lock.fileno(), json.dumps(use.to_dict()).encode())
     except OSError as error:
+        if use.mode in ("alone", "going"):
+            return lock  # a full disk must not keep a volume from going; unsigned it is somebody who is alone
         lock.release()
         raise unwritable(path, error) from error
     return lock

@@ -215,8 +215,8 @@ def failed(what: str, error: OSError) -> VolumeError:
     hints = {
         errno.ENOSPC: "the disk is full; nothing was left half there",
         errno.EDQUOT: "your disk quota is used up; nothing was left half there",
-        errno.EACCES: "it belongs to another user: of this machine, or of the sandbox that wrote it",
-        errno.EPERM: "it belongs to another user: of this machine, or of the sandbox that wrote it",
+        errno.EACCES: "it may belong to another user, of this machine or of the sandbox that wrote it",
+        errno.EPERM: "it may belong to another user, of this machine or of the sandbox that wrote it",
     }
     return VolumeError(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0))
 
