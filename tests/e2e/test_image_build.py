@@ -23,6 +23,7 @@ from sloplet import Image, Network, Sandbox
 from sloplet.build.dockerfile import parse
 from sloplet.build.events import BuildEvent
 from sloplet.build.executor import Builder, BuildOptions, parse_tags
+from sloplet.build.mounts import cache_name
 from sloplet.build.running import RunSettings, engine_of
 from sloplet.engines import jail, registry
 from sloplet.engines.machine import machine
@@ -31,6 +32,7 @@ from sloplet.images.media import host_platform
 from sloplet.images.store import ImageStore, StoredImage
 from sloplet.runtime import Runtime
 from sloplet.state.home import Home
+from sloplet.volumes.store import Volumes
 
 pytestmark = [needs_busybox]
 
@@ -409,9 +411,11 @@ def test_mounts_are_seen_and_not_kept(context: Path, tmp_path: Path) -> None:
 
 
 def test_a_cache_belongs_to_whom_it_is_given(tmp_path: Path) -> None:
-    mount = f"--mount=type=cache,id=c{tmp_path.name},target=/home/app/.cache,uid=1000,gid=50,mode=0750"
+    cache = f"c{tmp_path.name}"
+    mount = f"--mount=type=cache,id={cache},target=/home/app/.cache,uid=1000,gid=50,mode=0750"
     text = f"FROM busybox:test\nUSER app\nRUN {mount} stat -c '%u %g %a' ~/.cache && touch ~/.cache/x && ls ~/.cache\n"
     built = build(text)
+    Volumes(default_home()).remove(cache_name(cache))
     assert built.log[-2:] == ["1000 50 750", "x"]
     assert len(built.image.layers) == 1
 
