@@ -17,7 +17,7 @@ from sloplet import Network, Sandbox
 from sloplet.build.image import Image
 from sloplet.engines import registry
 from sloplet.errors import BuildFailed, ImageNotFound, SpecError
-from sloplet.images.resolve import find_or_pull
+from sloplet.images.resolve import resolve
 from sloplet.images.store import ImageStore
 from sloplet.recipes import base, build, recipe, template_name, warm
 from sloplet.state.home import Home
@@ -39,8 +39,17 @@ def nothing_here(tmp_path: Path) -> Iterator[ImageStore]:
 @pytest.mark.parametrize("name", ["sloplet/base", "sloplet/code", "sloplet/code:latest", "docker.io/sloplet/base"])
 def test_one_that_is_not_built_says_how(nothing_here: ImageStore, name: str) -> None:
     with pytest.raises(ImageNotFound, match="not built yet") as caught:
-        find_or_pull(name, nothing_here)
+        resolve(name, nothing_here.home, store=nothing_here)
     assert (caught.value.hint or "").startswith("`sloplet image build sloplet/")
+
+
+@pytest.mark.anyone
+def test_none_is_pulled(tmp_path: Path) -> None:
+    """By a registry's owner of the name, who would have every sandbox of it."""
+    done = sloplet("image", "pull", "sloplet/base", env={"SLOPLET_HOME": str(tmp_path / "home")})
+    assert done.returncode == 125
+    assert b"built, not pulled" in done.stderr
+    assert b"`sloplet image build sloplet/base`" in done.stderr
 
 
 @pytest.mark.anyone
@@ -107,6 +116,12 @@ def test_it_is_there_under_its_names(small: str) -> None:
     assert json.loads(shown.stdout)["id"] == small
     config: Any = json.loads(sloplet("image", "inspect", "small:1", "--json").stdout)
     assert config["id"] == small
+
+
+def test_newer_images_are_not_asked_for_one_of_ours(small: str, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM sloplet/base\nENV A=b\n")
+    done = sloplet("image", "build", "--pull", "-t", "mine", str(tmp_path))
+    assert done.returncode == 0, done.stderr
 
 
 def test_cloud_init_installs_packages(small: str) -> None:

@@ -19,7 +19,7 @@ from ..images.media import Platform, check_platform, host_platform, parse_platfo
 from ..images.progress import ImageProgress
 from ..images.reference import Reference
 from ..images.reference import parse as parse_reference
-from ..images.standard import refuse_standard
+from ..images.standard import refuse_standard, standard_name
 from ..images.store import ImageStore, StoredImage
 from ..state.home import Home
 from .cache import BuildCache
@@ -189,7 +189,7 @@ class Builder:
 
     async def _find(self, name: str, wanted: str | None, tell: Callable[[str], None]) -> StoredImage:
         unfit: ImagePlatform | None = None
-        if not self._options.pull or name.startswith("sha256:"):
+        if not self._options.pull or name.startswith("sha256:") or standard_name(parse_reference(name)):
             try:
                 found = await in_thread(self.store.find, name)
                 if wanted is not None:

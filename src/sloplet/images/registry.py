@@ -324,7 +324,9 @@ class RegistryClient:
         if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
             return RegistryUnavailable(
                 f"{host} does not speak TLS",
-                hint="--insecure talks plain HTTP to a registry on this machine" if self.endpoint.loopback else None,
+                hint="`sloplet image pull --insecure` (or push) talks plain HTTP to a registry on this machine"
+                if self.endpoint.loopback
+                else "registries.toml says which may be talked to without it (insecure = true)",
             )
         if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, UnicodeError)):
             return RegistryError(f"{host}, or where it sent us, is nothing that can be asked: {text[:200]}")

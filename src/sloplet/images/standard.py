@@ -9,11 +9,12 @@ from .reference import HUB, Reference
 STANDARD = {"sloplet/base": "base", "sloplet/code": "code"}
 
 
-def refuse_standard(reference: Reference) -> None:
-    """Before something is pulled because a name means nothing here. ImageNotFound, with how to build it."""
+def refuse_standard(reference: Reference, why: str = "is not built yet") -> None:
+    """Before something is pulled, because a name means nothing here or by its name: whoever has our names in a registry
+    would have our users' sandboxes. ImageNotFound, with how to build it."""
     if (name := standard_name(reference)) is not None:
         raise ImageNotFound(
-            f"the standard image {name} is not built yet", hint=f"`sloplet image build {name}` builds it here, once"
+            f"the standard image {name} {why}", hint=f"`sloplet image build {name}` builds it here, once"
         )
 
 
