@@ -22,10 +22,10 @@ from sloplet.build.image import Image, literal, source_date_epoch
 from sloplet.build.indexes import npm_environment, pip_environment
 from sloplet.build.layertar import DEFAULT_EPOCH, Item, Layer, text_data, write_layer
 from sloplet.build.mounts import cache_name
-from sloplet.build.running import Lines, default_limits, is_offline, network_of
+from sloplet.build.running import Lines, RunSettings, default_limits, engine_of, is_offline, network_of
 from sloplet.build.words import expand
 from sloplet.cli.buildlog import BuildLog
-from sloplet.errors import BuildError, BuildFailed, RecipeInvalid, SpecError
+from sloplet.errors import BuildError, BuildFailed, RecipeInvalid, SpecError, UnsupportedOperation
 from sloplet.images.blobs import BlobStore
 from sloplet.netspec import Network
 from sloplet.network.configured import Machine
@@ -398,8 +398,6 @@ class _Work:
 
 
 def test_which_network_a_step_has() -> None:
-    from sloplet.build.running import RunSettings
-
     mine, theirs = Network(allow=["a.example"]), Network(allow=["b.example"])
     offline, online = RunSettings("none"), RunSettings(theirs)
     assert network_of(_Work(None), offline) == "none"  # type: ignore[arg-type]
@@ -464,3 +462,56 @@ def test_layers_are_values() -> None:
     from sloplet.images.media import Descriptor
 
     assert Layer(Descriptor("a", "b", 1), "c") == Layer(Descriptor("a", "b", 1), "c")
+
+
+@pytest.mark.parametrize(
+    ("mode", "gvisor", "settings", "expected"),
+    [
+        ("range", True, RunSettings(), "container"),
+        ("range", True, RunSettings(engine="gvisor"), "gvisor"),
+        ("range", True, RunSettings(at_least="gvisor"), "auto"),
+        ("single", True, RunSettings(), "auto"),
+        ("single", False, RunSettings(engine="container"), "container"),
+    ],
+)
+def test_what_steps_run_on(
+    monkeypatch: pytest.MonkeyPatch, mode: str, gvisor: bool, settings: RunSettings, expected: str
+) -> None:
+    _pretend(monkeypatch, mode, gvisor)
+    assert engine_of(settings) == expected
+
+
+def test_steps_need_several_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, "single", gvisor=False)
+    with pytest.raises(UnsupportedOperation, match="several users inside") as caught:
+        engine_of(RunSettings())
+    assert "sloplet setup gvisor" in (caught.value.hint or "")
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, mode: str, gvisor: bool) -> None:
+    class Engine:
+        def __init__(self, available: bool) -> None:
+            self.available = available
+
+        def probe(self) -> Engine:
+            return self
+
+    monkeypatch.setattr("sloplet.build.running.jail.mode", lambda machine: mode)
+    monkeypatch.setattr("sloplet.build.running.registry.load", lambda name: Engine(name == "container" or gvisor))
+
+
+def test_owners_and_bits_that_the_disk_does_not_have(tmp_path: Path) -> None:
+    """Of a user without subordinate ids all files are his; whom they belong to inside is on record."""
+    from sloplet.build.tree import TreeFolder
+
+    (tmp_path / "d").mkdir()
+    for name in ("d/f", "g"):
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(0o755)
+    tree = TreeFolder(tmp_path, lambda uid, gid: (0, 0), False, recorded={"d/f": (7, 8)}, modes={"d/f": 0o4755})
+    with tree:
+        facts = [(found.path, found.mode, found.uid, found.gid) for found in tree.walk("") if found.kind == "file"]
+        assert facts == [("g", 0o755, 0, 0), ("d/f", 0o4755, 7, 8)]
+        seen = tree.lstat("d/f")
+        assert seen is not None
+        assert (seen.mode, seen.uid) == (0o755, 7)  # as a step sees it
