@@ -11,7 +11,7 @@ import pytest
 from sloplet.engines import insiders, jail, mounting, shell
 from sloplet.engines.base import Mount, ResolvedImage
 from sloplet.engines.controls import decide, decide_for_own_kernel
-from sloplet.engines.machine import FIRST_RANGE, RANGE_SIZE, Machine
+from sloplet.engines.machine import FIRST_RANGE, RANGE_SIZE, RANGES, Machine
 from sloplet.engines.plan import MAX_SLOTS, Attr, Do, PlanFlag, Set, Step, encode_steps
 from sloplet.errors import UnsupportedOperation
 from sloplet.images import host
@@ -47,7 +47,13 @@ def valid(text: str) -> bool:
     return all(line[2] > 0 for line in lines) and 0 < len(lines) <= 340
 
 
-@pytest.mark.parametrize("owner", [0, 1, 33, 999, 1000, 1001, 65534, 65535, 70000, 2**31])
+#: Whom a folder belongs to that root inside made in one of the host's.
+STRANGER = FIRST_RANGE + RANGES * RANGE_SIZE
+
+
+@pytest.mark.parametrize(
+    "owner", [0, 1, 33, 999, 1000, 1001, 65534, 65535, 70000, 2**31, STRANGER, STRANGER + 33, STRANGER + 65535]
+)
 @pytest.mark.parametrize("user", [0, 1, 33, 1000, 65535])
 @pytest.mark.parametrize("private", [True, False])
 def test_the_owner_outside_is_the_user_inside(owner: int, user: int, private: bool) -> None:

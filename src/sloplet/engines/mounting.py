@@ -134,17 +134,16 @@ def mount_map(owner: int, user: int, first: int, *, private: bool) -> str:
     anybody: what others inside write belongs to ids that are nobody's, so that nothing there can become root's."""
     if user >= RANGE_SIZE:
         raise UnsupportedOperation(f"the user {user} inside is too high for volumes", hint="use one below 65536")
-    if not private:
-        rest = [(_STRANGERS, 0, user), (_STRANGERS + user + 1, user + 1, RANGE_SIZE - user - 1)]
-        lines = [(owner, user, 1), *rest]
-    elif owner == user:
-        lines = [(0, 0, RANGE_SIZE)]
-    elif owner >= RANGE_SIZE:
-        lines = [(owner, user, 1), (0, 0, user), (user + 1, user + 1, RANGE_SIZE - user - 1)]
-    else:
-        low, high = sorted((owner, user))
-        between = (low + 1, low + 1, high - low - 1)
-        lines = [(0, 0, low), (low, high, 1), between, (high, low, 1), (high + 1, high + 1, RANGE_SIZE - high - 1)]
+    begin = 0 if private else _STRANGERS
+    if owner == begin + user:
+        lines = [(begin, 0, RANGE_SIZE)]
+    elif not begin <= owner < begin + RANGE_SIZE:
+        lines = [(owner, user, 1), (begin, 0, user), (begin + user + 1, user + 1, RANGE_SIZE - user - 1)]
+    else:  # a folder that another than the user made inside, earlier, is of those
+        low, high = sorted((owner - begin, user))
+        between = (begin + low + 1, low + 1, high - low - 1)
+        rest = (begin + high + 1, high + 1, RANGE_SIZE - high - 1)
+        lines = [(begin, 0, low), (begin + low, high, 1), between, (begin + high, low, 1), rest]
     return "".join(f"{disk} {first + inside} {count}\n" for disk, inside, count in lines if count)
 
 
