@@ -207,6 +207,26 @@ class TestPython:
         shown = [one.html or one.markdown or one.png or one.text for one in result.results]
         assert shown == ["<b>x</b>", "# x", "1", "2", b"\x89PNG"]
 
+    @pytest.mark.parametrize("how", ["!{0}\n", "import os; os.system({0!r})"])
+    def test_what_a_user_installs_first_is_found(self, box: Sandbox, how: str) -> None:
+        """The folder of his packages is not there when Python starts."""
+        where = box.code("import site; site.getusersitepackages()", context="data").text if self.data(box) else None
+        if where is None:
+            pytest.skip("capability: a Python that is no venv's")
+        module = f"installed_{'shell' if how[0] == '!' else 'system'}"
+        made = f"mkdir -p {where} && echo value = 5 > {where.strip(chr(39))}/{module}.py"
+        box.code(f"import shutil; shutil.rmtree({where}, ignore_errors=True)", context="data")
+        box.contexts.restart("data")
+        assert box.code(how.format(made) + ("" if how[0] != "!" else f"import {module}"), context="data").error is None
+        assert box.code(f"import {module}; {module}.value", context="data").text == "5"
+
+    def data(self, box: Sandbox) -> bool:
+        if not os.path.exists(SYSTEM_PYTHON):
+            return False
+        if "data" not in {context.name for context in box.contexts.list()}:
+            box.contexts.create(name="data", python=SYSTEM_PYTHON)
+        return box.code("import site; site.ENABLE_USER_SITE", context="data").text == "True"
+
     def test_much_output_is_cut(self, box: Sandbox) -> None:
         result = box.code("print('x' * 20_000_000)", max_output="1m")
         assert (len(result.stdout), result.truncated) == (2**20, True)

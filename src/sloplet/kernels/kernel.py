@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # words.py has run in this namespace already
-    from .words import NoIPython, Words, notebook, translated
+    from .words import NoIPython, Words, find_installed, notebook, translated
 
 KEY = sys.argv[2].encode()
 PIECE = 2880  # raw bytes in a frame: 3,840 as base64
@@ -499,6 +499,7 @@ def serve_one(cell: dict[str, Any]) -> None:
         wire.say(b"begin %d" % count)
         wire.say(b"begin", err=True)
     generation.look()
+    find_installed(False)
     if "asyncio" in sys.modules:
         the_loop()  # asyncio.run() leaves none
     error: BaseException | None

@@ -81,6 +81,20 @@ def dedented(source: str) -> str:
     return source if found is None else re.sub("(?m)^" + found.group(1), "", source)
 
 
+def find_installed(changed: bool = True) -> None:
+    """What was installed since Python started: the first ``pip install`` of a user makes the folder for all of his.
+    ``changed``: folders that are known may have changed just now."""
+    import site
+
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else None
+    if folder is not None and folder not in sys.path and os.path.isdir(folder):
+        site.addsitedir(folder)
+    if changed:
+        import importlib
+
+        importlib.invalidate_caches()
+
+
 class Words:
     """What the words do; also what ``get_ipython()`` gives."""
 
@@ -112,6 +126,7 @@ class Words:
         self._flush()
         status = subprocess.call(command, **more)
         self.user_ns["_exit_code"] = status
+        find_installed()
         return status
 
     def system(self, text: str) -> None:
@@ -165,6 +180,7 @@ class Words:
             self._flush()
             given = None if short else body.encode()
             done = subprocess.run([*shell, "-c", body] if short else shell, input=given, check=False)
+            find_installed()
             if done.returncode:
                 raise subprocess.CalledProcessError(done.returncode, word)
         elif word in ("writefile", "file"):
