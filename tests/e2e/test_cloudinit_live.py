@@ -84,6 +84,28 @@ def test_all_of_it(engine: str) -> None:
         assert out("sudo cat /var/lib/cloud/instance/user-data.txt").startswith("#cloud-config")
 
 
+@pytest.mark.parametrize("user", ["1000:1000", "agent:agent", "1000"])
+def test_its_own_user_however_written(container: str, user: str) -> None:
+    file = "#cloud-config\nusers: [{name: default, groups: [ops]}]\nssh_authorized_keys: [ssh-rsa AAAA]\n"
+    with Sandbox(engine=container, user=user, cloud_init=file) as box:
+        assert box.run("cat ~/.ssh/authorized_keys; grep ops /etc/group", check=True).stdout.endswith(":agent\n")
+
+
+@pytest.mark.parametrize("users", ["[default, {name: worker}]", "[{name: worker}]"])
+def test_its_own_user_may_be_made_by_it(container: str, users: str) -> None:
+    file = f"#cloud-config\nusers: {users}\n"
+    with Sandbox(engine=container, user="worker", cloud_init=file) as box:
+        assert box.run("touch x && id -un && pwd", check=True).stdout == "worker\n/workspace\n"
+
+
+def test_a_default_that_has_no_account(container: str) -> None:
+    with Sandbox(engine=container, user="1234", cloud_init="#cloud-config\nusers: [default]\n") as box:
+        assert box.run("id -u", check=True).stdout == "1234\n"
+    file = "#cloud-config\nusers: [{name: default, groups: [ops]}]\n"
+    with pytest.raises(BuildFailed, match="no user '1234'"):
+        Sandbox(engine=container, user="1234", cloud_init=file).start()
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SLOPLET_HOME", str(tmp_path / "home"))

@@ -58,15 +58,16 @@ class Accounts:
         for member in group.members:
             self._join(group.name, member)
 
-    def add_user(self, user: User, default: str, shell: str) -> Account:
+    def add_user(self, user: User, default: str, shell: str) -> Account | None:
         """Make it, or bring what is there to what is asked for. ``default`` is who ``default`` stands for; ``shell``
-        what one has who asks for none."""
-        name = default if user.name == DEFAULT else user.name
-        found = self.find(name)
-        if found is None:
-            if user.name == DEFAULT:
-                raise BuildFailed(f"cloud-init, line {user.line}: the image has no user {default!r}")
-            found = self._make(user, shell)
+        what one has who asks for none. None for a ``default`` without an account, of whom nothing is asked."""
+        found = self.find(default if user.name == DEFAULT else user.name)
+        if found is None and user.name == DEFAULT:
+            if user == User(user.line, DEFAULT):
+                return None
+            raise BuildFailed(f"cloud-init, line {user.line}: the image has no user {default!r}")
+        found = found or self._make(user, shell)
+        name = found.name
         for group in user.groups:
             self._group_id(group)
             self._join(group, name)

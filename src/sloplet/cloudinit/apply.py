@@ -6,12 +6,14 @@ import asyncio
 import posixpath
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..controller import Stream
 from ..errors import BuildFailed, CommandError, FileError, UserNotFound
 from ..files import AsyncFiles, Opener
 from ..process import collect, exec_request, make_capture
 from ..results import Result
+from ..spec import DEFAULT_WORKDIR
 from ..wire.fields import Fields
 from .accounts import Account, Accounts
 from .packages import LOOK, commands_for
@@ -48,7 +50,7 @@ class _Job:
         self.plan = plan
         self.open = open_stream
         self.files = _RootFiles(open_stream)
-        self.user = user
+        self.user = user.partition(":")[0]  # as images write it: USER, or USER:GROUP
         self.tell = tell
         self.module = "start"
         self.log: list[bytes] = []
@@ -105,7 +107,10 @@ class _Job:
         for group in plan.groups:
             accounts.add_group(group)
         shell = "/bin/bash" if await self.files.exists("/bin/bash") else "/bin/sh"
-        made = [(user, accounts.add_user(user, self.user, shell)) for user in plan.users]
+        made = []
+        for user in plan.users:
+            if (account := accounts.add_user(user, self.user, shell)) is not None:
+                made.append((user, account))
         for path, text in accounts.texts.items():
             await self.replace(path, text, 0o640 if path == "/etc/shadow" else 0o644)
         for user, account in made:
@@ -118,6 +123,8 @@ class _Job:
             await self.files.mkdir(account.home, mode=0o755)
             fill = 'if [ -d /etc/skel ]; then cp -R /etc/skel/. "$1"/; fi && chown -R "$2" "$1"'
             await self.must(["/bin/sh", "-c", fill, "sh", account.home, account.owner], user.line)
+        if account.new and account.name == self.user:
+            await self.hand_over(account)
         if user.keys:
             await self.authorize(account, user.keys)
         if user.sudo:
@@ -125,6 +132,13 @@ class _Job:
             rules = "".join(f"{account.name} {rule}\n" for rule in user.sudo)
             await self.files.mkdir("/etc/sudoers.d")
             await self.replace(path, await self.text(path) + rules, 0o440)
+
+    async def hand_over(self, account: Account) -> None:
+        """The sandbox's own user is made only now: the folder that was made for him when it started is root's."""
+        with suppress(FileNotFoundError):
+            made = await self.files.stat(DEFAULT_WORKDIR)
+            if made.is_dir and made.uid == 0 and not await self.files.list(DEFAULT_WORKDIR):
+                await self.files.chown(DEFAULT_WORKDIR, account.owner)
 
     async def authorize(self, account: Account, keys: Sequence[str]) -> None:
         folder = f"{account.home.rstrip('/')}/.ssh"
