@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from rude_registry import Made, Reply, RudeRegistry, layer_tar, make_image
+from rude_registry import Made, Reply, Request, RudeRegistry, layer_tar, make_image
 from sloplet.errors import RegistryDenied, RegistryError, RegistryUnavailable, SlopletError, SpecError
 from sloplet.images import push as pushing
 from sloplet.images.patience import Patience, Transient
@@ -35,10 +37,10 @@ class Sending:
         self.image = store.record(self.made.digest, reference=parse(f"{registry.host}/first/app:v1"))
         self.seen: list[ImageProgress] = []
 
-    async def push(self, name: str = "team/app:v2") -> str:
+    async def push(self, name: str = "team/app:v2", patience: Patience = QUICK) -> str:
         return await push(
             self.image, parse(f"{self.registry.host}/{name}"), self.store, progress=self.seen.append, insecure=True,
-            registries=Registries(), patience=QUICK,
+            registries=Registries(), patience=patience,
         )  # fmt: skip
 
     def methods(self) -> list[str]:
@@ -115,6 +117,21 @@ def test_what_is_large_goes_in_pieces_and_on_from_where_it_was_cut(
         ranges = [request.headers["content-range"] for request in this.registry.requests if request.method == "PATCH"]
         assert ranges[:2] == ["0-99999", "60000-159999"]
         assert "GET" in this.methods()
+
+    run(tmp_path, work)
+
+
+def test_an_upload_whose_answer_is_lost_is_not_sent_again(tmp_path: Path) -> None:
+    async def work(this: Sending) -> None:
+        def taken_in_silence(request: Request) -> Reply:
+            this.registry.blobs[parse_qs(urlsplit(request.path).query)["digest"][0]] = request.body
+            return Reply(201, drip="headers")
+
+        this.registry.lends = False
+        this.registry.will("/u0", taken_in_silence)
+        await this.push(patience=replace(QUICK, small=0.5))
+        this.all_is_there()
+        assert this.methods().count("POST") == len(this.made.blobs)
 
     run(tmp_path, work)
 

@@ -114,6 +114,8 @@ class _Push:
                 return told(blob.size)
             except Transient as problem:
                 await tries.wait(problem)
+                if await self._there(blob):  # only the answer was lost, or took longer than we wait
+                    return told(blob.size)
 
     async def _there(self, blob: Descriptor) -> bool:
         async def once() -> bool:
