@@ -452,6 +452,18 @@ def test_what_sounds_packed_is_not_made_a_folder(name: str, image: Any, store: I
     assert (tmp_path / name).is_file()
 
 
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_what_is_no_path(
+    path: str, image: Any, store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "bin").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(SpecError, match="is no path"):
+        import_image(path, store)
+    with pytest.raises(SpecError, match="is no path"):
+        export_image(image, store, path)
+
+
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_link_is_not_written_over(folder: bool, image: Any, store: ImageStore, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

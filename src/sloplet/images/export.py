@@ -16,7 +16,7 @@ from ..archive import tarwrite
 from ..errors import FileExists, SpecError, file_error
 from ..fs import write_all
 from .blobs import damaged
-from .layout import FULL_NAME, REF_NAME
+from .layout import FULL_NAME, REF_NAME, path_of
 from .media import MAX_MANIFEST, OCI_INDEX, Descriptor, Platform, parse_manifest
 from .progress import ImageProgress, OnImageProgress, silent
 from .reference import Reference
@@ -38,7 +38,7 @@ def export_image(
     Raises FileExists and other FileErrors, ImageNotFound, ImageInvalid (a blob is damaged), SpecError; nothing is
     left then.
     """
-    place = Path(os.path.abspath(path))
+    place = Path(os.path.abspath(path_of(path)))
     if folder is None:
         if _PACKED_RE.search(place.name):
             raise SpecError(

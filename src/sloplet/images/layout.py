@@ -70,7 +70,7 @@ def import_image(
     Takes its time: call it in a thread. Raises FileMissing (and other FileErrors), ImageInvalid, ImagePlatform,
     SpecError, StateUnwritable; nothing is half there then.
     """
-    place = Path(path)
+    place = path_of(path)
     wanted = parse_platform(platform) if platform else host_platform()
     work = _Import(store, wanted, pick, progress)
     try:
@@ -90,6 +90,14 @@ def import_image(
     called = reference or name
     progress(ImageProgress("done", key=image.id, text=called.familiar if called else image.short))
     return image
+
+
+def path_of(path: str | os.PathLike[str]) -> Path:
+    """SpecError for what can be none; the empty one would be the folder that we happen to be in."""
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise SpecError(f"{text[:200]!r} is no path")
+    return Path(text)
 
 
 def _open(path: Path) -> BinaryIO:
