@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import threading
 import time
@@ -15,12 +17,21 @@ from state_helpers import finish, start
 
 from layer_kit import digest, folder, left, make_image, member, opened, tar, tree, zipped
 from sloplet.engines.base import StateFormat
-from sloplet.errors import ImageError, ImageInUse, ImageInvalid, ImageNotFound, ImagePlatform, SpecError
-from sloplet.images import cleaning, lease, media, staging
+from sloplet.errors import (
+    ImageError,
+    ImageInUse,
+    ImageInvalid,
+    ImageNotFound,
+    ImagePlatform,
+    SpecError,
+    StateUnwritable,
+)
+from sloplet.images import cleaning, lease, media, staging, userns
 from sloplet.images.config import ImageConfig
 from sloplet.images.reference import parse
 from sloplet.images.resolve import resolve
 from sloplet.images.store import ImageStore
+from sloplet.images.storelock import StoreLock
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home, new_id
 from sloplet.state.image_rows import ImageRow, ImageRows
@@ -28,6 +39,7 @@ from sloplet.state.opened import image_facts
 from sloplet.state.snapshots import SnapshotStore
 from sloplet.state.store import Store
 
+_TREE = re.compile(r"[0-9a-f]{64}\Z")
 BASE = tar(folder("bin"), member("bin/tool", b"tool", mode=0o755))
 
 
@@ -340,6 +352,47 @@ def test_prune_by_age_and_size(store: ImageStore) -> None:
     assert store.find("app:100").used_at >= now - 10
     assert store.prune(keep_bytes=150_000).images == (images[100].id,), "its unpacked layer counts too"
     assert left(store.home) == set()
+
+
+def test_nobody_waits_for_files_that_go(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing an image of many files takes its time, in which others may be added; this one too."""
+    image = make_image(store, BASE, app(1), name="app")
+    store.resolve(image).close()
+    remove, looked = userns.remove, []
+
+    def removing(parent: Path, name: str) -> int:
+        lock = StoreLock.exclusive(store.home)  # which nobody else has, then, shared or not
+        looked.append(lock is not None and not any(_TREE.match(each) for each in os.listdir(store.home.images)))
+        if lock is not None:
+            lock.release(remove=False)
+        return remove(parent, name)
+
+    monkeypatch.setattr(userns, "remove", removing)
+    removed = store.remove("app")
+    assert looked == [True] * 3, "a tree and two layers"
+    assert removed.bytes > image.size
+    assert left(store.home) == set()
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = make_image(store, BASE, app(1), name="app")
+    store.resolve(image).close()
+    remove, tried = userns.remove, []
+
+    def removing(parent: Path, name: str) -> int:
+        tried.append(name)
+        if len(tried) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return remove(parent, name)
+
+    monkeypatch.setattr(userns, "remove", removing)
+    with pytest.raises(StateUnwritable):
+        store.remove("app")
+    assert len(tried) == 3
+    assert [name for name in os.listdir(store.home.run) if name.startswith("image-")] == []
+    make_image(store, BASE, app(1), name="app")
+    with opened(store, store.find("app")) as root:
+        assert (root / "bin/tool").exists()
 
 
 def test_what_no_record_names(store: ImageStore) -> None:

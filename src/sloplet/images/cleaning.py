@@ -32,6 +32,7 @@ from .storelock import StoreLock
 from .trees import COMPOSED, lock_key
 
 GRACE = 3600.0
+_MOST_ASIDE = 64
 _PARTIAL = 24 * 3600.0  # what is there of a download that was broken off: it may be gone on with
 _TREE_RE = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -69,18 +70,21 @@ def sweep(
     if lock is None:
         swept.later = True
         return swept
+    aside = _Aside(home)
     try:
         for what, name in _candidates(home, store, known, grace, tars):  # again: now nobody adds
             if what == "blob":
                 swept.bytes += BlobStore(home).remove(name)
                 swept.blobs += 1
             elif what == "layer":
-                swept.bytes += layer_size(home.images / "layers" / name)
-                swept.layers += _remove(home, home.images / "layers" / name, f"l{name[:31]}")
+                size = layer_size(home.images / "layers" / name)
+                if aside.put(home.images / "layers" / name, f"l{name[:31]}"):
+                    swept.layers, swept.bytes = swept.layers + 1, swept.bytes + size
             else:
-                swept.trees += remove_tree(home, name)
+                swept.trees += _put_tree(aside, home, name)
     finally:
         lock.release(remove=False)
+        aside.remove()
     return swept
 
 
@@ -125,7 +129,7 @@ def _old(home: Home, digest: str, known: AbstractSet[str], before: float) -> boo
         return False
 
 
-def remove_tree(home: Home, name: str) -> bool:
+def _put_tree(aside: _Aside, home: Home, name: str) -> bool:
     """False: somebody uses it."""
     folder = home.images / name
     try:
@@ -135,33 +139,57 @@ def remove_tree(home: Home, name: str) -> bool:
     except FileNotFoundError:
         held = None  # without facts it was never whole, and nobody can have a lease on it
     try:
-        return _remove(home, folder, lock_key(name))
+        return aside.put(folder, lock_key(name))
     finally:
         if held is not None:
             held.release(remove=False)
 
 
-def _remove(home: Home, folder: Path, key: str) -> bool:
-    """By another name first: what is half gone must not be taken for whole."""
-    lock = FileLock.take(image_lock_path(home, key))
-    if lock is None:
-        return False
-    try:
-        images = os.open(home.images, FOLDER)
+class _Aside:
+    """What goes gets another name first, at once: half gone it must not be taken for whole. Removing it takes as long
+    as it has files, and nobody who adds something else waits for that."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._put: list[tuple[str, FileLock]] = []
+
+    def put(self, folder: Path, key: str) -> bool:
+        """False: somebody is at it."""
+        if len(self._put) >= _MOST_ASIDE:
+            self.remove()
+        lock = FileLock.take(image_lock_path(self._home, key))
+        if lock is None:
+            return False
+        self._put.append((f".tmp-{key}", lock))
         try:
-            userns.remove_in(images, f".tmp-{key}")
-            with suppress(FileNotFoundError):
-                os.rename(folder, f".tmp-{key}", dst_dir_fd=images)
-            userns.remove_in(images, f".tmp-{key}")
-        finally:
-            os.close(images)
+            images = os.open(self._home.images, FOLDER)
+            try:
+                userns.remove_in(images, f".tmp-{key}")
+                with suppress(FileNotFoundError):
+                    os.rename(folder, f".tmp-{key}", dst_dir_fd=images)
+            finally:
+                os.close(images)
+        except OSError as error:
+            if isinstance(error, SlopletError):
+                raise
+            raise unwritable(folder, error) from error
         return True
-    except OSError as error:
-        if isinstance(error, SlopletError):
-            raise
-        raise unwritable(folder, error) from error
-    finally:
-        lock.release()
+
+    def remove(self) -> None:
+        """All of it is tried; raises the first StateError."""
+        failure: SlopletError | None = None
+        while self._put:
+            name, lock = self._put.pop()
+            try:
+                userns.remove(self._home.images, name)
+            except SlopletError as error:
+                failure = failure or error
+            except OSError as error:
+                failure = failure or unwritable(self._home.images, error)
+            finally:
+                lock.release()
+        if failure is not None:
+            raise failure
 
 
 def layer_size(folder: Path) -> int:
