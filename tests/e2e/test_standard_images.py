@@ -3,6 +3,7 @@ whole); and what cloud-init installs in one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ from cli_helpers import sloplet
 from sloplet import Network, Sandbox
 from sloplet.build.image import Image
 from sloplet.engines import registry
-from sloplet.errors import BuildFailed, ImageNotFound, SpecError
+from sloplet.errors import BuildFailed, ImageNotFound, SnapshotExists, SpecError
 from sloplet.images.resolve import resolve
 from sloplet.images.store import ImageStore
 from sloplet.recipes import base, build, recipe, template_name, warm
@@ -149,3 +150,25 @@ def test_nothing_to_warm_up(small: str) -> None:
 
     with pytest.raises(SpecError, match="nothing to warm up"):
         portal().call(main())
+
+
+@pytest.mark.anyone
+def test_a_template_of_something_else_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not registry.load("container").probe().available:
+        pytest.skip("no container engine here")
+    monkeypatch.setenv("SLOPLET_HOME", str(tmp_path / "home"))
+    from sloplet.runtime import Runtime
+    from sloplet.sandbox import AsyncSandbox
+
+    async def main() -> None:
+        runtime = Runtime(Home(tmp_path / "home"))
+        try:
+            async with AsyncSandbox(engine="container", controller=runtime) as box:
+                mine = await box.template("mine")
+            with pytest.raises(SnapshotExists, match="not of sloplet/code"):
+                await warm("sloplet/code", runtime, template="mine")
+            assert (await runtime.find_snapshot("mine")).id == mine.id
+        finally:
+            await runtime.aclose()
+
+    asyncio.run(main())

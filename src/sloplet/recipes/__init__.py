@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ImageNotFound, KernelError, SnapshotNotFound, SpecError
+from ..errors import ImageNotFound, KernelError, SnapshotExists, SnapshotNotFound, SpecError
 from ..images.standard import STANDARD
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def template_name(name: str) -> str:
 
 async def warm(name: str, controller: Controller, *, template: str | None = None, **limits: Any) -> Snapshot:
     """A live template of a standard image: started, with a Python kernel that has imported what everybody imports. One
-    of that name is replaced. ImageNotFound where the image is not built yet."""
+    of that name is replaced if it is of that image, else SnapshotExists. ImageNotFound where the image is not built."""
     from ..netspec import Network
     from ..sandbox import AsyncSandbox
 
@@ -59,16 +59,22 @@ async def warm(name: str, controller: Controller, *, template: str | None = None
     if code is None:
         raise SpecError(f"{name} has nothing to warm up", hint="`sloplet image warm sloplet/code`")
     called = template or template_name(name)
+    old = await _template(controller, called)
+    if old is not None and (old.role != "template" or old.spec.image != name):
+        raise SnapshotExists(f"there is another {called!r}, which is not of {name}", hint="--template names another")
     # With a network that reaches nothing: who starts from the template may then ask for one that does.
     box = AsyncSandbox(image=name, engine="gvisor", network=Network(), controller=controller, **limits)
     async with box:
         result = await box.code(code, timeout=300)
         if result.error is not None:
             raise KernelError(f"{name} could not be warmed up: {result.error.name}: {result.error.message}")
-        try:
-            old = await controller.find_snapshot(called)
-        except SnapshotNotFound:
-            pass
-        else:
+        if old is not None:
             await controller.delete_snapshot(old.id, force=True)
         return await box.template(called)
+
+
+async def _template(controller: Controller, name: str) -> Snapshot | None:
+    try:
+        return await controller.find_snapshot(name)
+    except SnapshotNotFound:
+        return None
