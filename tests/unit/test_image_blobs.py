@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -71,6 +72,29 @@ def test_a_blob_that_was_changed_on_disk(blobs: BlobStore) -> None:
         file.write(b"X")
     with pytest.raises(ImageInvalid, match="damaged on this disk"):
         blobs.read(NAME, 1 << 20)
+
+
+@pytest.mark.parametrize("before", [0, 100])
+def test_a_disk_that_was_full_for_a_moment(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+    """A part of a piece was written. Whoever goes on, or begins again, makes the blob and nothing else of its name."""
+
+    def full(fd: int, data: bytes) -> None:
+        os.write(fd, data[:7])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for again in (False, True):
+        with blobs.writer(NAME, len(DATA)) as writer:
+            writer.write(DATA[:before])
+            with monkeypatch.context() as patched:
+                patched.setattr("sloplet.images.blobs.write_all", full)
+                with pytest.raises(StateUnwritable):
+                    writer.write(DATA[before:])
+            if again:
+                writer.restart()
+            writer.write(DATA[writer.offset :])
+            assert writer.commit() == NAME
+        assert blobs.read(NAME, 1 << 20) == DATA
+        blobs.remove(NAME)
 
 
 def test_going_on_after_a_break(blobs: BlobStore) -> None:

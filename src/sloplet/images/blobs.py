@@ -220,6 +220,9 @@ class BlobWriter:
         try:
             write_all(self._fd, data)
         except OSError as error:
+            with suppress(OSError):  # a full disk takes a part, which whoever goes on must not write behind
+                os.ftruncate(self._fd, self.offset)
+                os.lseek(self._fd, self.offset, os.SEEK_SET)
             raise unwritable(self._path, error) from error
         self._hash.update(data)
         self.offset += len(data)
@@ -246,6 +249,8 @@ class BlobWriter:
         digest = f"{self._algorithm}:{self._hash.hexdigest()}"
         if self._digest is not None and digest != self._digest:
             self._refuse(f"its digest is {digest}")
+        if os.fstat(self._fd).st_size != self.offset:
+            self._refuse("something else was written to it here")
         final = self._store.path_of(digest)
         try:
             os.fsync(self._fd)
