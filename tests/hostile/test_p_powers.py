@@ -11,7 +11,7 @@ from hostile_kit import Target, host_pids, install, name_of, status_of
 
 from sloplet import Sandbox
 from sloplet.engines.cgroups import Hierarchy
-from sloplet.errors import UnsupportedOperation
+from sloplet.errors import ControlUnavailable, UnsupportedOperation
 
 #: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT
 POWERS = 0x404FB
@@ -60,6 +60,20 @@ def test_what_is_enforced_is_told(box: Sandbox) -> None:
     assert "root's commands have powers" in privileges.how
     pids = next(item for item in box.guarantees() if item.control == "pids")
     assert ("for each user" in pids.how) == ("can be many" in pids.how), "a limit per user is none for who can be any"
+    assert pids.enforced == ("for each user" not in pids.how)
+
+
+def test_a_limit_that_root_could_get_around_is_refused(target: Target) -> None:
+    target.need("users", "private_filesystem")
+    if "cgroup" in target.can.controls["pids"]:
+        with target.box(sudo=True, pids=64) as box:
+            assert box.run("true").ok
+        return
+    with pytest.raises(ControlUnavailable, match="pids=64") as caught, target.box(sudo=True, pids=64):
+        pass
+    assert "sudo=False" in str(caught.value.hint)
+    with target.box(sudo=False, pids=64) as box:
+        assert box.run("true").ok, "the control"
 
 
 def test_where_there_is_one_user_it_is_refused(target: Target) -> None:

@@ -131,7 +131,7 @@ def _pids(
     if namespaces and machine.kernel >= (5, 14):
         how = f"RLIMIT_NPROC in its own user namespace, {_each(sudo)}"
         if machine.root or machine.helpers:  # the agent's own count as another user's
-            return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids)]
+            return Guarantee("pids", not sudo, how, value), [(resource.RLIMIT_NPROC, limits.pids)]
         how += f" (and {PIDS_EXTRA} more for the agent's own)"
         return Guarantee("pids", True, how, value), [(resource.RLIMIT_NPROC, limits.pids + PIDS_EXTRA)]
     if machine.drops:  # the process rung: a uid of its own, counted by itself
@@ -191,7 +191,7 @@ def decide_for_own_kernel(spec: SandboxSpec, machine: Machine, sandbox_id: str) 
     cpus, pinned = _cpus(limits, replace(machine, cgroup=replace(machine.cgroup, split=False)), sandbox_id)
     each = _each(bool(spec.sudo))
     how = f"RLIMIT_NPROC of gVisor's own kernel, {each} (and {PIDS_EXTRA} more for the agent's own)"
-    pids = Guarantee("pids", True, how, str(limits.pids))
+    pids = Guarantee("pids", not spec.sudo, how, str(limits.pids))
     found = (cpus, _own_memory(limits, machine), _own_disk(scratch), pids, _open_files(limits, machine))
     _refuse_weaker(found, spec, limits, namespaces=True)
     rlimits = ((resource.RLIMIT_NOFILE, min(machine.open_files, _KERNEL_FILES)), (resource.RLIMIT_CORE, 0))
@@ -227,7 +227,7 @@ def _refuse_weaker(found: Iterable[Guarantee], spec: SandboxSpec, limits: Limits
         if item.control in limits.explicit and not item.enforced and not spec.allow_weaker:
             raise ControlUnavailable(
                 f"{item.control}={getattr(spec.limits, item.control)!r} cannot be enforced here: {item.how}",
-                hint=_advice(item.control, namespaces=namespaces),
+                hint=_advice(item.control, namespaces=namespaces, sudo=bool(spec.sudo)),
             )
 
 
@@ -239,7 +239,9 @@ def enforceable(guarantees: Iterable[Guarantee], machine: Machine) -> dict[str, 
     return found
 
 
-def _advice(control: str, *, namespaces: bool) -> str:
+def _advice(control: str, *, namespaces: bool, sudo: bool = False) -> str:
+    if control == "pids" and sudo:
+        return "sudo=False (--no-sudo) can, and so can engine='container' with a cgroup; or pass allow_weaker=True"
     if control == "disk" and not namespaces:
         return "engine='container' can"
     if control == "open_files":
