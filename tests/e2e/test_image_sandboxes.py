@@ -49,7 +49,9 @@ def store() -> Iterator[ImageStore]:
 def name(store: ImageStore) -> Iterator[str]:
     """An image that is there for one test, and whose end is looked at."""
     made = f"t{uuid.uuid4().hex[:10]}"
-    image = busybox_image(store.home, made, env=(("PATH", "/usr/bin"), ("FROM_IMAGE", "yes")), labels=(("own", made),))
+    variables = (("PATH", "/usr/bin"), ("FROM_IMAGE", "yes"))
+    # files of its own: one that shares all its layers with another may go while a sandbox runs, its tree stays
+    image = busybox_image(store.home, made, env=variables, labels=(("own", made),), files={"etc/own": made})
     yield made
     try:
         store.remove(image.id)
