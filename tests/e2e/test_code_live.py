@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cli_helpers import gvisor_environment
@@ -139,7 +140,10 @@ def test_where_only_files_are_kept_it_is_told(engine: str) -> None:
         assert box.code("import os; os.environ['WHO']", context="mine").text == "'me'"
 
 
-def test_a_named_sandbox_in_the_keeper_and_another_connection(gvisor: str) -> None:
+def test_a_named_sandbox_in_the_keeper_and_another_connection(
+    gvisor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOPLET_HOME", str(tmp_path))  # a keeper of its own: one that runs may not know of runsc
     name = f"code-{secrets.token_hex(4)}"
     with sandbox(gvisor, name=name) as box:
         with box:

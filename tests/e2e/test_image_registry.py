@@ -33,26 +33,26 @@ from sloplet.state.home import Home
 pytestmark = pytest.mark.anyone
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
     """On loopback, without TLS, for everybody."""
     with real_registry(tmp_path_factory.mktemp("plain")) as registry:
         yield registry
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
     """With TLS, of an authority of its own, and a password."""
     with real_registry(tmp_path_factory.mktemp("private"), tls=True, private=True) as registry:
         yield registry
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return busybox_root(tmp_path_factory.mktemp("busybox"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An OCI layout of umoci's, ``:v1``, of two layers."""
     needs("skopeo", "umoci")
