@@ -17,16 +17,6 @@ from sloplet.engines import registry
 Shape = tuple[str, str, tuple[str, ...]]
 
 
-@pytest.fixture(params=["container", "gvisor"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "gvisor" and (named := os.environ.get("SLOPLET_TEST_RUNSC")):
-        monkeypatch.setenv("SLOPLET_RUNSC", named)
-    probe = registry.load(request.param).probe()
-    if not probe.available:
-        pytest.skip(f"{request.param}: {probe.reason}")
-    return str(request.param)
-
-
 def made(engine: str, **settings: Any) -> Iterator[Sandbox]:
     box = Sandbox(engine=engine, **settings)
     with box:

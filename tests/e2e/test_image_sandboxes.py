@@ -28,16 +28,6 @@ def sloplet(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-@pytest.fixture(params=["container", "gvisor"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "gvisor" and (named := os.environ.get("SLOPLET_TEST_RUNSC")):
-        monkeypatch.setenv("SLOPLET_RUNSC", named)
-    probe = registry.load(request.param).probe()
-    if not probe.available:
-        pytest.skip(f"{request.param}: {probe.reason}")
-    return str(request.param)
-
-
 @pytest.fixture
 def store() -> Iterator[ImageStore]:
     made = ImageStore(default_home())

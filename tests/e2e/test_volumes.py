@@ -31,16 +31,6 @@ pytestmark = pytest.mark.timeout(120)
 SIZES = machine().root and machine().loop and machine().mkfs is not None
 
 
-@pytest.fixture(params=["container", "gvisor"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "gvisor" and (named := os.environ.get("SLOPLET_TEST_RUNSC")):
-        monkeypatch.setenv("SLOPLET_RUNSC", named)
-    probe = registry.load(request.param).probe()
-    if not probe.available:
-        pytest.skip(f"{request.param}: {probe.reason}")
-    return str(request.param)
-
-
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     """A folder of the caller's own; of somebody else's where the caller is root."""

@@ -18,19 +18,18 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_helpers import as_nobody, open_folder
 
+from layer_kit import Member, folder, hardlink, member, patched, symlink, tar
 from sloplet.errors import ImageInvalid
 from sloplet.images.tarstream import TarReader
 from sloplet.images.unpack import Unpack, UnpackLimits, unpack
 
 CANARY = "host"
-Member = tuple[tarfile.TarInfo, bytes]
 
 
 @pytest.fixture
@@ -42,35 +41,6 @@ def target(tmp_path: Path) -> Iterator[Path]:
     assert (tmp_path / "canary").read_text() == CANARY
     assert (tmp_path / "canary").stat().st_nlink == 1
     assert sorted(os.listdir(tmp_path)) == ["canary", "root"]
-
-
-def member(name: str | bytes, data: bytes = b"", **facts: Any) -> Member:
-    info = tarfile.TarInfo(os.fsdecode(name))
-    info.size = len(data)
-    info.mode = 0o644
-    for key, value in facts.items():
-        setattr(info, key, value)
-    return info, data
-
-
-def folder(name: str, mode: int = 0o755, **facts: Any) -> Member:
-    return member(name, type=tarfile.DIRTYPE, mode=mode, **facts)
-
-
-def symlink(name: str, to: str) -> Member:
-    return member(name, type=tarfile.SYMTYPE, linkname=to)
-
-
-def hardlink(name: str, to: str) -> Member:
-    return member(name, type=tarfile.LNKTYPE, linkname=to)
-
-
-def tar(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form, errors="surrogateescape") as archive:
-        for info, data in members:
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def put(target: Path, data: bytes, **limits: int) -> Unpack:
@@ -370,15 +340,6 @@ def test_a_ratio_bomb(target: Path) -> None:
     nested = lzma.compress(lzma.compress(bytes(50_000_000)))
     with pytest.raises(ImageInvalid, match=r"not a tar"):
         put(target, nested)
-
-
-def patched(data: bytes, at: int, field: bytes) -> bytes:
-    """A header field changed and the checksum made right again."""
-    block = bytearray(data[:512])
-    block[at : at + len(field)] = field
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block) + data[512:]
 
 
 def test_lies_about_size(target: Path) -> None:

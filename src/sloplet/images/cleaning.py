@@ -18,7 +18,7 @@ from pathlib import Path
 from ..errors import SlopletError
 from ..fs import FOLDER
 from ..state.connection import Connected
-from ..state.home import Home, unwritable
+from ..state.home import Home, names_in, unwritable
 from ..state.image_rows import needed
 from ..state.layout import MANIFEST
 from ..state.locks import FileLock, image_lock_path
@@ -91,8 +91,8 @@ def sweep(
 def _candidates(
     home: Home, store: Connected, known: AbstractSet[str], grace: float, tars: bool
 ) -> list[tuple[str, str]]:
-    trees = [name for name in _names(home.images) if _TREE_RE.match(name)]
-    layers = [name for name in _names(home.images / "layers") if _TREE_RE.match(name)]
+    trees = [name for name in names_in(home.images) if _TREE_RE.match(name)]
+    layers = [name for name in names_in(home.images / "layers") if _TREE_RE.match(name)]
     blobs = BlobStore(home).digests()
     if not (trees or layers or blobs):
         return []
@@ -112,7 +112,7 @@ def _candidates(
 def _trees_of_states(home: Home) -> set[str]:
     """What saved states need, as they say themselves: those of older versions are not on record with it."""
     found: set[str] = set()
-    for name in _names(home.snapshots):
+    for name in names_in(home.snapshots):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             tree = tree_of(home, json.loads((home.snapshots / name / MANIFEST).read_bytes())["image"])
             if tree is not None:
@@ -202,16 +202,7 @@ def layer_size(folder: Path) -> int:
 
 def _partials(home: Home, before: float) -> None:
     folder = BlobStore(home).partial
-    for name in _names(folder):
+    for name in names_in(folder):
         with suppress(OSError):
             if os.lstat(folder / name).st_mtime < before and (lock := FileLock.take(folder / name)) is not None:
                 lock.release()  # which removes it
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise unwritable(folder, error) from error

@@ -218,3 +218,13 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> StateUnwritable:
     """The typed form of an OSError about our own files."""
     text = error.strerror or str(error)
     return StateUnwritable(f"cannot write {os.fspath(path)}: {text}", hint=_ADVICE.get(error.errno or 0))
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder of ours; nothing where there is none. Raises StateUnwritable."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unwritable(folder, error) from error

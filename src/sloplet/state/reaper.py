@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..errors import SlopletError, StateUnwritable
-from .home import ID_RE, Home, remove_below, remove_log, unwritable
+from .home import ID_RE, Home, names_in, remove_below, remove_log
 from .locks import FileLock, image_lock_path, owner_lock_path, take_from_dead
 from .store import Record, Store
 from .sweep import sweep
@@ -51,7 +50,7 @@ def reap(home: Home, store: Store, engines_reap: EngineReap, *, thorough: bool =
     ``thorough``: also what lies in images/ and no record names."""
     home.open()
     report = Report()
-    tokens = set(_names(home.sandboxes)) | {name.removesuffix(".lock") for name in _names(home.owners)}
+    tokens = set(names_in(home.sandboxes)) | {name.removesuffix(".lock") for name in names_in(home.owners)}
     for token in tokens | store.owners():
         if not ID_RE.match(token):
             for record in store.records(token):
@@ -68,9 +67,9 @@ def reap(home: Home, store: Store, engines_reap: EngineReap, *, thorough: bool =
     for sandbox_id in store.asleep_expired():
         if store.remove_expired(sandbox_id):
             report.expired.append(sandbox_id)
-    locks = _names(home.run)
+    locks = names_in(home.run)
     # Last: it also removes the snapshots of those that went just now.
-    report.snapshots += sweep(home, store, _names(home.snapshots), locks, report.errors.append)
+    report.snapshots += sweep(home, store, names_in(home.snapshots), locks, report.errors.append)
     _reap_files(home, locks, report)
     _reap_volumes(home, store, locks, report)
     if thorough:
@@ -88,7 +87,7 @@ def _reap_owner(home: Home, store: Store, engines_reap: EngineReap, token: str, 
         work += 1
         if _clear(home, engines_reap, record.info.engine, token, record.info.id, report):
             _settle(store, record, report)
-    for sandbox_id in _names(home.sandboxes / token):
+    for sandbox_id in names_in(home.sandboxes / token):
         work += 1
         if sandbox_id not in known and _clear(home, engines_reap, "", token, sandbox_id, report):
             report.orphans.append(sandbox_id)
@@ -126,7 +125,7 @@ def _settle(store: Store, record: Record, report: Report) -> None:
 
 def _reap_logs(home: Home, store: Store) -> None:
     """What was written of the connections of sandboxes that are gone."""
-    left = {name.partition(".")[0] for name in _names(home.network)}
+    left = {name.partition(".")[0] for name in names_in(home.network)}
     if left:
         for sandbox_id in filter(ID_RE.match, left - {record.info.id for record in store.records()}):
             remove_log(home, sandbox_id)
@@ -134,7 +133,7 @@ def _reap_logs(home: Home, store: Store) -> None:
 
 def _reap_files(home: Home, locks: list[str], report: Report) -> None:
     """Half-written images (``images/.tmp-KEY``) whose writer (lock ``run/image-KEY.lock``) is dead; stale locks."""
-    keys = {name.removeprefix(".tmp-") for name in _names(home.images) if name.startswith(".tmp-")}
+    keys = {name.removeprefix(".tmp-") for name in names_in(home.images) if name.startswith(".tmp-")}
     for name in locks:
         if name.startswith("image-") and name.endswith(".lock"):
             keys.add(name.removeprefix("image-").removesuffix(".lock"))
@@ -175,17 +174,8 @@ def _reap_images(home: Home, store: Store, report: Report) -> None:
 
 
 def _reap_volumes(home: Home, store: Store, locks: list[str], report: Report) -> None:
-    names = _names(home.volumes)
+    names = names_in(home.volumes)
     if any(name.startswith(".") for name in names) or any(name.startswith("volume-") for name in locks):
         from ..volumes.cleaning import sweep
 
         report.files += sweep(home, store, names, locks, report.errors)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise unwritable(folder, error) from error
