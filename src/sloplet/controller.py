@@ -1,7 +1,8 @@
 """The Controller protocol: what a Sandbox object needs from whoever holds the sandboxes.
 
 Implementations: ``runtime.Runtime`` (this process), ``keeper.KeeperClient`` (the background keeper
-of this SLOPLET_HOME), later HTTP, Ray, Kubernetes. ``sandbox.py`` knows only this module.
+of this SLOPLET_HOME), ``remote.RemoteController`` (a server), later Ray, Kubernetes. ``sandbox.py`` knows
+only this module.
 
 Commands and files are streams of the one wire (docs/wire.md): ``open`` gives a stream to the agent
 whether that is a pipe away or a socket and a relay away.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from .engines.base import Guarantee, HostStats
 from .spec import SandboxSpec
@@ -354,3 +355,43 @@ class Controller(NetworkController, Protocol):
 
     async def aclose(self) -> None:
         """Let go. Embedded sandboxes end; those of the keeper go on."""
+
+
+@runtime_checkable
+class Finder(Protocol):
+    """A Controller that opens a name by itself: where what is there cannot be compared from outside, since a server may
+    have made less of a spec than was asked for."""
+
+    async def create_or_find(self, spec: SandboxSpec) -> SandboxInfo:
+        """A fresh one, or the one of that name, awake. SandboxMismatch if that was made with other settings."""
+
+
+@dataclass(frozen=True)
+class PublicPort:
+    """A port of a sandbox that has a name of its own outside: on a server."""
+
+    port: int
+    url: str
+    public: bool  #: anybody may use it; else who has the token
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def link(self) -> str:
+        """The URL that works in a browser: with the token, if one is needed."""
+        return self.url if self.token is None else f"{self.url.rstrip('/')}/?sloplet_token={self.token}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"port": self.port, "url": self.url, "public": self.public, "token": self.token}
+
+
+@runtime_checkable
+class Publisher(Protocol):
+    """A Controller that can give ports names of their own outside."""
+
+    async def publish(self, sandbox_id: str, port: int, *, public: bool = False) -> PublicPort:
+        """Idempotent; one that is there keeps its token."""
+
+    async def published(self, sandbox_id: str) -> list[PublicPort]: ...
+
+    async def unpublish(self, sandbox_id: str, port: int) -> None:
+        """Idempotent."""

@@ -69,11 +69,20 @@
     ├── NetworkError                      about what a sandbox may reach, or what reaches it
     │   └── SecretUnavailable             a secret's value cannot be read here
     ├── KeeperError                       the background keeper cannot be reached or started
+    ├── ServerError                       a Sloplet server did not do it
+    │   ├── KeyRefused                    no key, or one that is unknown, expired or revoked
+    │   ├── NotAllowed                    this key may not do that, or the operator does not allow it
+    │   ├── QuotaExceeded                 this key has as much as it may have
+    │   ├── ServerBusy                    it has too much to do: try again after ``retry_after`` seconds
+    │   │   └── RateLimited               this key asks too fast, or for too much at once
+    │   ├── RequestInvalid (ValueError)   a request that makes no sense
+    │   ├── TenantNotFound (LookupError)
+    │   └── ServerUnreachable             it cannot be reached, or the connection to it was lost
     └── UnsupportedOperation              this engine cannot do that; the message names one that can
 
 A command that fails is a *result* (``exit_code``, ``timed_out``); a sandbox that fails is an
 *exception*. Every message says what happened, why, and what to do next. Errors cross process
-borders (the keeper, later HTTP) by ``to_dict``/``from_dict``: by the class name, from this tree only.
+borders (the keeper, HTTP) by ``to_dict``/``from_dict``: by the class name, from this tree only.
 """
 
 from __future__ import annotations
@@ -373,6 +382,51 @@ class KeeperError(SlopletError):
     pass
 
 
+class ServerError(SlopletError):
+    pass
+
+
+class KeyRefused(ServerError):
+    pass
+
+
+class NotAllowed(ServerError):
+    pass
+
+
+class QuotaExceeded(ServerError):
+    pass
+
+
+class ServerBusy(ServerError):
+    """Nothing was done. ``retry_after``: seconds after which it is worth another try; None: nobody knows."""
+
+    def __init__(self, message: str, *, hint: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "retry_after": self.retry_after}
+
+
+class RateLimited(ServerBusy):
+    pass
+
+
+class RequestInvalid(ServerError, ValueError):
+    """``status``: of HTTP's answer."""
+
+    status = 400
+
+
+class TenantNotFound(ServerError, LookupError):
+    pass
+
+
+class ServerUnreachable(ServerError):
+    pass
+
+
 class UnsupportedOperation(SlopletError):
     pass
 
@@ -412,4 +466,7 @@ def from_dict(data: dict[str, Any]) -> SlopletError:
     if issubclass(cls, FileError):
         number = data.get("errno")
         return cls(message, hint=hint, errno=number if isinstance(number, int) else None)
+    if issubclass(cls, ServerBusy):
+        seconds = data.get("retry_after")
+        return cls(message, hint=hint, retry_after=seconds if isinstance(seconds, (int, float)) else None)
     return cls(message, hint=hint)

@@ -19,6 +19,8 @@ from .errors import StateUnwritable
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  #: O_NONBLOCK: opening a fifo must not hang
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: A file that cannot have one name more (EMLINK), or where that is no way at all (EXDEV): who wants it copies it.
+NO_LINK = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 _SYS_OPENAT2 = 437  # the same number on every architecture that Python runs on
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 _MAX_LINKS = 40  # as the kernel's own limit

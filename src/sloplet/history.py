@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from .controller import Controller, Diff, SandboxInfo, Snapshot
-from .errors import SpecError
+from .errors import SpecError, UnsupportedOperation
 from .files import AsyncFiles
 from .spec import check_fork, check_name, check_snapshot_name
 
@@ -137,6 +137,10 @@ class AsyncHistory:
         wanted = None if paths is None else [paths] if isinstance(paths, str) else _list(paths)
         if to is None:
             controller, sandbox_id = await self._holder()
+            if getattr(controller, "is_remote", False):  # those folders are the server's, not this machine's
+                raise UnsupportedOperation(
+                    "the folders that were copied in are on the server's machine", hint="name a folder here: to="
+                )
             copies = [each for each in (await controller.find(sandbox_id)).spec.volumes if not each.mounted]
             if against is not None:
                 raise SpecError("against= needs to=", hint="what goes back is compared with the folder as it was")

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import suppress
 from typing import Any, Protocol
 
-from .controller import Controller, Port
-from .errors import SandboxDead, SandboxNotFound, SlopletError, SpecError
+from .controller import Controller, Port, Publisher
+from .errors import SandboxDead, SandboxNotFound, SlopletError, SpecError, UnsupportedOperation
 from .finding import lives
 from .netchange import NetworkChange
 from .netspec import Network, NetworkSpec, Secret
@@ -259,6 +259,16 @@ class AsyncPorts:
         ``address``: who may connect; "0.0.0.0" is everybody who can reach this machine. PortUnavailable."""
         controller, sandbox_id = await self._holder()
         return await controller.expose(sandbox_id, port, host_port=host_port, address=address)
+
+    async def public_url(self, port: int, *, public: bool = False) -> str:
+        """A URL by which a server inside can be reached from anywhere that reaches the Sloplet server it is on. Who has
+        the URL, which holds a token, may use it; with ``public`` everybody may. It wakes a sandbox that sleeps."""
+        controller, sandbox_id = await self._holder()
+        if not isinstance(controller, Publisher):
+            raise UnsupportedOperation(
+                "only a sandbox on a server has public URLs", hint="url() and expose() are for this machine"
+            )
+        return (await controller.publish(sandbox_id, port, public=public)).link
 
     async def ports(self) -> list[Port]:
         """What is listened on for it."""

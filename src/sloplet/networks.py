@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .controller import SandboxInfo
 from .engines.base import Guarantee
-from .errors import SandboxError, SandboxPaused, SlopletError, SpecError
+from .errors import PortUnavailable, SandboxError, SandboxPaused, SlopletError, SpecError
 from .live import dead_error
 from .netchange import NetworkChange
 from .netspec import NetworkSpec, SecretSpec, check_network
@@ -121,10 +121,20 @@ class Networks:
         return self._upstream
 
     async def _dial(self, ref: str, port: int) -> socket.socket:
-        """A port of another sandbox; wakes it."""
-        other = await self._runtime.find(ref)
-        elsewhere = self._runtime.elsewhere if other.holder != self._runtime.holder else None
-        return await self._runtime.exposed.dial(other.id, port, elsewhere)
+        """A port of another sandbox; wakes it, but for a tenant of a server: how much of his may run is the server's to
+        say, and it is not asked here."""
+        runtime = self._runtime
+        other = await runtime.find(ref)
+        elsewhere = runtime.elsewhere if other.holder != runtime.holder else None
+        if runtime.home.main is not None:
+            while (live := runtime.find_live(other.id)) is not None and live.gate is not None:
+                await live.gate.wait()
+            if not runtime.is_awake(other.id):
+                raise PortUnavailable(
+                    f"the sandbox {other.name or other.id!r} sleeps, and on a server a link wakes nobody",
+                    hint="wake it first: any command in it does",
+                )
+        return await runtime.exposed.dial(other.id, port, elsewhere)
 
     # -- what becomes of it ----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .controller import SandboxInfo
 from .errors import SlopletError, SpecError, StartFailed
@@ -149,6 +149,13 @@ class Pools:
         """How many there are, in all pools."""
         return sum(len(pool.ready) for pool in self._pools.values())
 
+    def known(self) -> list[dict[str, Any]]:
+        """All pools: their settings, how many are wanted and how many are ready."""
+        return [
+            {"spec": spec.to_dict(), "wanted": pool.wanted, "ready": len(pool.ready)}
+            for spec, pool in self._pools.items()
+        ]
+
     def count(self, spec: SandboxSpec) -> int:
         """How many are ready for these settings."""
         pool = self._pools.get(_key(spec))
@@ -201,7 +208,7 @@ class Pools:
 
 def _key(spec: SandboxSpec) -> SandboxSpec:
     """What must be the same for one to serve as another: all but its name, and what its holder does with it."""
-    return replace(spec, name=None, pool=0, ttl=None, idle=None, undo=0, checkpoint_every=None, ports=())
+    return replace(spec, name=None, pool=0, ttl=None, idle=None, undo=0, checkpoint_every=None, ports=(), labels=())
 
 
 def _identity(origin: Origin) -> tuple[object, ...]:

@@ -58,7 +58,7 @@ class Runtime(Networked):
         self.networks = Networks(self, upstream)
         self.timeline = Timeline(self)
         self.pools = Pools(self)
-        self.exposed = Ports(self, self.is_awake)
+        self.exposed = Ports(self, self.is_awake, listens=self.home.main is None)
         _runtimes.add(self)
 
     # -- making ----------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Runtime(Networked):
             await self.on_state(lambda: self.store.remove(sandbox_id))
             raise
         live.info = replace(info, state="running", workdir=live.info.workdir)
-        kept = {what: getattr(spec, what) for what in ("name", "ttl", "idle", "undo", "checkpoint_every")}
+        kept = {what: getattr(spec, what) for what in ("name", "ttl", "idle", "undo", "checkpoint_every", "labels")}
         live.spec = replace(live.spec, **kept)
         live.used = asyncio.get_running_loop().time()
         await self.networks.adopted(live.info)

@@ -20,7 +20,7 @@ from .controller import Controller, Event, SandboxInfo, Stream
 from .engines.base import Guarantee
 from .errors import ProcessNotFound, ProtocolError, SandboxClosed, SandboxNotFound
 from .files import AsyncFiles, records
-from .finding import create_or_find, default_controller
+from .finding import create_or_find, holder_at, place_of
 from .history import AsyncHistory
 from .imaged import AsyncImaged
 from .netspec import UNSAID, Network, NetworkSpec, Secret
@@ -45,6 +45,7 @@ from .wire.mux import request
 from .wire.schema import ExecFlag, Op, SignalFlag, Tag
 
 if TYPE_CHECKING:
+    from .remote.place import Place
     from .s3.settings import S3
 
 OnProgress = Callable[[Progress], None]
@@ -57,8 +58,10 @@ _TO_BE_BUILT = "(built when it starts)"
 class Recipe(Protocol):
     """An image that is built first (``sloplet.Image``)."""
 
-    async def resolve_reference(self, *, engine: str = "auto", at_least: str | None = None) -> str:
-        """Build it, on an engine as asked for, or find it built; what to call it then."""
+    async def resolve_reference(
+        self, *, engine: str = "auto", at_least: str | None = None, place: Place | None = None
+    ) -> str:
+        """Build it there (None: here), on an engine as asked for, or find it built; what to call it then."""
 
 
 class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
@@ -67,7 +70,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
     Without a name it is held by this process and gone when closed. With a name it is held by the keeper:
     leaving the block pauses it (where the engine can save processes; else it runs on), opening it again, from any
     process, wakes it; ``kill()`` ends it. Opening a name with other settings than it was made with is
-    ``SandboxMismatch``.
+    ``SandboxMismatch``. With ``server`` and ``key`` (or SLOPLET_URL and SLOPLET_KEY) it is on that server instead.
     """
 
     def __init__(
@@ -99,6 +102,10 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         undo: int = 0,
         checkpoint_every: float | str | None = None,
         pool: int = 0,
+        labels: Mapping[str, str] | None = None,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
         controller: Controller | None = None,
     ) -> None:
         asked = None
@@ -113,10 +120,11 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
             memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, network=network,
             secrets=secrets, ports=ports, links=links, volumes=volumes, env=env, workdir=workdir, user=user, sudo=sudo,
             allow_weaker=allow_weaker, template=template, idle=idle,
-            undo=undo, checkpoint_every=checkpoint_every, pool=pool,
+            undo=undo, checkpoint_every=checkpoint_every, pool=pool, labels=labels,
             cloud_init=asked.spec if asked else None, hostname=asked.hostname if asked else None,
         )  # fmt: skip
-        self._init(controller, secrets, network.ask if isinstance(network, Network) else None, recipe)
+        place = None if controller is not None else place_of(server, key, ca)
+        self._init(controller, secrets, network.ask if isinstance(network, Network) else None, recipe, place)
 
     def _init(
         self,
@@ -124,8 +132,9 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         secrets: Mapping[str, Secret] | None = None,
         ask: AskFunction | None = None,
         recipe: Recipe | None = None,
+        place: Place | None = None,
     ) -> None:
-        self._given = controller
+        self._place = place
         self._controller: Controller | None = controller
         self._info: SandboxInfo | None = None
         self._starting: asyncio.Lock | None = None
@@ -140,19 +149,34 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         self.contexts = AsyncContexts(self._kernels)
 
     @classmethod
-    async def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
+    async def connect(
+        cls,
+        ref: str,
+        *,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        controller: Controller | None = None,
+    ) -> Self:
         """The sandbox of that name or id, as it is. SandboxNotFound if there is none."""
-        held = controller or await default_controller(named=True)
+        held = controller or await holder_at(place_of(server, key, ca), named=True)
         return cls._adopt(held, await held.find(ref))
 
     @classmethod
     async def load(
-        cls, path: str | os.PathLike[str], *, name: str | None = None, controller: Controller | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        controller: Controller | None = None,
     ) -> Self:
         """Start the sandbox that ``export`` wrote to an archive, as a new one. Every byte is checked first."""
         if name is not None:
             check_name(name)
-        held = controller or await default_controller(named=name is not None)
+        held = controller or await holder_at(place_of(server, key, ca), named=name is not None)
         return cls._adopt(held, await held.load(os.path.abspath(os.fspath(path)), name=name))
 
     @classmethod
@@ -178,9 +202,16 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         return self._controller, info.id
 
     @classmethod
-    async def list(cls, *, controller: Controller | None = None) -> _list[SandboxInfo]:
-        """All sandboxes of this SLOPLET_HOME that the keeper holds."""
-        held = controller or await default_controller(named=True)
+    async def list(
+        cls,
+        *,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        controller: Controller | None = None,
+    ) -> _list[SandboxInfo]:
+        """All sandboxes of this SLOPLET_HOME that the keeper holds; all of the key's, on a server."""
+        held = controller or await holder_at(place_of(server, key, ca), named=True)
         return await held.list()
 
     # -- life ------------------------------------------------------------------
@@ -196,10 +227,13 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         async with self._starting:
             if self._info is None:
                 if self._controller is None:
-                    self._controller = await default_controller(named=self._spec.name is not None)
+                    self._controller = await holder_at(self._place, named=self._spec.name is not None)
                 values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
                 if self._recipe is not None:
-                    built = await self._recipe.resolve_reference(engine=self._spec.engine, at_least=self._spec.at_least)
+                    there = getattr(self._controller, "place", None)  # of a server's
+                    built = await self._recipe.resolve_reference(
+                        engine=self._spec.engine, at_least=self._spec.at_least, place=there
+                    )
                     self._spec = replace(self._spec, image=built)
                 info = await create_or_find(self._controller, self._spec)
                 await self._furnish(self._controller, info, values)
@@ -246,7 +280,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         self._asker.let_go()
         if self._info is None and self._spec.name is not None:
             try:
-                self._controller = self._controller or await default_controller(named=True)
+                self._controller = self._controller or await holder_at(self._place, named=True)
                 self._info = await self._controller.find(self._spec.name)
             except SandboxNotFound:
                 return

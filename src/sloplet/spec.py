@@ -14,6 +14,7 @@ from typing import Any
 
 from .cloudspec import CloudInitSpec, cloud_init_from
 from .errors import InvalidLimit, InvalidName, SpecError
+from .labels import Labels, check_labels
 from .netspec import (
     UNSAID,
     LinkSpec,
@@ -162,6 +163,7 @@ class SandboxSpec:
     links: tuple[LinkSpec, ...] = ()
     volumes: tuple[VolumeSpec, ...] = ()
     cloud_init: CloudInitSpec | None = None  #: applied once, when it is made
+    labels: Labels = ()  #: to find it by; they decide nothing
     authority: str = ""  #: the id of its certificate authority; the runtime's, not to be asked for
 
     @staticmethod
@@ -194,6 +196,7 @@ class SandboxSpec:
         volumes: object = None,
         cloud_init: CloudInitSpec | None = None,
         hostname: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> SandboxSpec:
         if name is not None:
             check_name(name)
@@ -227,6 +230,7 @@ class SandboxSpec:
             ports=() if ports is None else check_ports(ports),
             links=() if links is None else check_links(links),
             volumes=() if volumes is None else check_volumes(volumes),
+            labels=() if labels is None else check_labels(labels),
         )
         if spec.pool and spec.cloud_init:
             raise SpecError(
@@ -261,6 +265,7 @@ class SandboxSpec:
         data["ports"] = [list(port) for port in self.ports]
         data["links"] = [list(link) for link in self.links]
         data["volumes"] = [volume.to_dict() for volume in self.volumes]
+        data["labels"] = dict(self.labels)
         return data
 
     @staticmethod
@@ -275,6 +280,7 @@ class SandboxSpec:
         values["links"] = check_links(values.get("links", ()))
         values["cloud_init"] = cloud_init_from(values.get("cloud_init"))
         values["volumes"] = volumes_from(values.get("volumes", ()))
+        values["labels"] = check_labels(values.get("labels", {}))
         return SandboxSpec(**values, limits=Limits(**limits))
 
 

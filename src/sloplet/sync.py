@@ -186,6 +186,7 @@ class Ports:
     _inner: AsyncSandbox
 
     url = _call(AsyncPorts.url)
+    public_url = _call(AsyncPorts.public_url)
     expose = _call(AsyncPorts.expose)
     ports = _call(AsyncPorts.ports)
     unexpose = _call(AsyncPorts.unexpose)
@@ -228,24 +229,47 @@ class Sandbox(History, Ports, Imaged, Code):
         self.contexts = Contexts(inner.contexts)
 
     @classmethod
-    def connect(cls, ref: str, *, controller: Controller | None = None) -> Self:
+    def connect(
+        cls,
+        ref: str,
+        *,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        controller: Controller | None = None,
+    ) -> Self:
         """The sandbox of that name or id, as it is. SandboxNotFound if there is none."""
         self = cls.__new__(cls)
-        self._wrap(portal().call(AsyncSandbox.connect(ref, controller=controller)))
+        self._wrap(portal().call(AsyncSandbox.connect(ref, server=server, key=key, ca=ca, controller=controller)))
         return self
 
     @classmethod
-    def list(cls, *, controller: Controller | None = None) -> list[SandboxInfo]:
-        """All sandboxes of this SLOPLET_HOME that the keeper holds."""
-        return portal().call(AsyncSandbox.list(controller=controller))
+    def list(
+        cls,
+        *,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        controller: Controller | None = None,
+    ) -> list[SandboxInfo]:
+        """All sandboxes of this SLOPLET_HOME that the keeper holds; all of the key's, on a server."""
+        return portal().call(AsyncSandbox.list(server=server, key=key, ca=ca, controller=controller))
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, name: str | None = None, controller: Controller | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        controller: Controller | None = None,
     ) -> Self:
         """Start the sandbox that ``export`` wrote to an archive, as a new one. Every byte is checked first."""
         self = cls.__new__(cls)
-        self._wrap(portal().call(AsyncSandbox.load(path, name=name, controller=controller)))
+        loading = AsyncSandbox.load(path, name=name, server=server, key=key, ca=ca, controller=controller)
+        self._wrap(portal().call(loading))
         return self
 
     start = _call(AsyncSandbox.start)

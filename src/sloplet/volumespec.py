@@ -34,6 +34,9 @@ class VolumeSpec:
     mode: str = "rw"  #: ro, rw; copy: the folder's content is brought in at the start, the folder is not touched
     shared: bool = False  #: a named one that several sandboxes may write at a time
     base: str = ""  #: of a copy: where the folder is kept as it was; the runtime's, not to be asked for
+    #: of a folder: no link in its path is followed, since whoever asked for it may not be who made the links; a
+    #: server's, not to be asked for
+    nofollow: bool = False
 
     @property
     def named(self) -> bool:
@@ -56,6 +59,7 @@ class VolumeSpec:
     def to_dict(self) -> dict[str, Any]:
         return {
             "path": self.path, "source": self.source, "mode": self.mode, "shared": self.shared, "base": self.base,
+            "nofollow": self.nofollow,
         }  # fmt: skip
 
 

@@ -125,6 +125,12 @@ RULES = [
         for part in ("words", "lines", "instructions", "dockerfile", "plan", "scope", "ignore")
     ),
     ("build", ["cli", "sync", "runtime", "holder", "keeper"], "builds know their Controller only"),
+    ("mcp", ["runtime", "holder", "state", "keeper", "remote", "images", "engines"], "sessions know their Ground only"),
+    (
+        "remote",
+        ["runtime", "holder", "engines.registry", "server", "cli", "sandbox", "sync"],
+        "a server's client runs nothing",
+    ),
     ("", ["testing"], "the suite is for tests only"),
 ]
 
@@ -148,6 +154,23 @@ def test_the_cli_is_on_top() -> None:
         if not m.startswith(("cli", "testing", "__main__")) and _hits(_imports(path), "cli")
     ]
     assert not wrong
+
+
+def test_the_server_is_on_top() -> None:
+    """Nobody needs it to use sandboxes, here or elsewhere; a model's tools show errors as it does."""
+    may = ("server", "cli", "testing", "mcp")
+    assert not [m for m, path in FILES.items() if not m.startswith(may) and _hits(_imports(path), "server")]
+    inside = {hit for m, path in FILES.items() if m.startswith("mcp") for hit in _hits(_imports(path), "server")}
+    assert inside <= {"server.problems", "server.problems.without_paths"}
+
+
+def test_a_remote_client_is_light() -> None:
+    """What a program with SLOPLET_URL loads before its first sandbox: no web framework, and httpx only for streams."""
+    script = "import sys, sloplet.remote.controller; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "websockets" in loaded
+    assert not loaded & {"fastapi", "starlette", "uvicorn", "pydantic", "httpx", "mcp", "asyncssh", "sqlite3"}
 
 
 def test_the_rules_see_something() -> None:

@@ -53,8 +53,8 @@ async def _undo(box: AsyncSandbox) -> None:
 
 
 async def _checkpoint(box: AsyncSandbox) -> None:
-    timeline = box._given.timeline  # type: ignore[union-attr]
-    await timeline._whole(timeline._checkpoint(box._given.find_live(box.id)))  # type: ignore[union-attr]
+    timeline = box._controller.timeline  # type: ignore[union-attr]
+    await timeline._whole(timeline._checkpoint(box._controller.find_live(box.id)))  # type: ignore[union-attr]
 
 
 Act = Callable[[AsyncSandbox], Awaitable[None]]

@@ -198,7 +198,7 @@ OPERATIONS: dict[str, Callable[[AsyncSandbox, int], Awaitable[Any]]] = {
     "fork": lambda box, n: _fork(box),
     "fork of first": lambda box, n: box.fork(2, snapshot="first"),
     "undo": lambda box, n: box.undo(),
-    "release": lambda box, n: box._given.release(box.id),  # type: ignore[union-attr]
+    "release": lambda box, n: box._controller.release(box.id),  # type: ignore[union-attr]
     "info": lambda box, n: box.info(),
 }
 

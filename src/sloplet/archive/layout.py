@@ -233,6 +233,7 @@ def checked_spec(raw: Mapping[str, Any]) -> SandboxSpec:
         network=asked.network, env=dict(asked.env), workdir=asked.workdir, user=asked.user, sudo=asked.sudo,
         allow_weaker=asked.allow_weaker, idle=asked.idle, undo=asked.undo, checkpoint_every=asked.checkpoint_every,
         pool=asked.pool, secrets=asked.secrets, ports=asked.ports, links=asked.links,
+        labels=dict(asked.labels),
     )  # fmt: skip
     exact = Limits(**{name: getattr(made.limits, name) for name in values}, explicit=limits.explicit)
     volumes = check_volumes(left_behind(asked.volumes, live=True))  # which folders it may see is not for it to say

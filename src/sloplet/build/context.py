@@ -283,13 +283,18 @@ def read_ignore(folder: Path, dockerfile: Path) -> Ignore:
             raise RecipeInvalid(f"{path} is not UTF-8 text") from None
         except OSError as error:
             raise RecipeInvalid(f"{path} cannot be read: {error.strerror}") from error
-        for number, line in enumerate(lines, 1):
-            try:
-                Ignore([line])
-            except ValueError as error:
-                raise RecipeInvalid(f"{path} line {number}: {error}") from None
-        return Ignore(lines)
+        return parse_ignore(lines, os.fspath(path))
     return Ignore()
+
+
+def parse_ignore(lines: list[str], shown: str) -> Ignore:
+    """RecipeInvalid, which tells the line."""
+    for number, line in enumerate(lines, 1):
+        try:
+            Ignore([line])
+        except ValueError as error:
+            raise RecipeInvalid(f"{shown} line {number}: {error}") from None
+    return Ignore(lines)
 
 
 def _small(path: Path) -> bytes:

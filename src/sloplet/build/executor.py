@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..controller import Controller
 from ..errors import BuildFailed, ImageNotFound, ImagePlatform, RecipeInvalid, RegistryError, SpecError
-from ..finding import default_controller
+from ..finding import local_controller
+from ..images import adopting
 from ..images.config import ImageConfig
 from ..images.media import Platform, check_platform, host_platform, parse_platform
 from ..images.progress import ImageProgress
@@ -34,6 +35,9 @@ from .running import RunSettings
 from .stage import Built, StageBuild
 from .threads import in_thread, made_in_thread
 
+if TYPE_CHECKING:
+    from ..images.access import Access
+
 T = TypeVar("T")
 _PARALLEL = 2
 
@@ -52,19 +56,22 @@ class BuildOptions:
     pull: bool = False
     platform: str | None = None
     epoch: int = DEFAULT_EPOCH
+    access: Access | None = None  #: how registries are asked; None: as the home's owner does
 
 
 class Builder:
-    """One build. ``context``: the folder that COPY takes files from; None: there is none."""
+    """One build. ``context``: the folder that COPY takes files from, by its path, or opened (and closed by the build);
+    None: there is none. ``folders``: others, by the names that steps have for them; without it these are paths."""
 
     def __init__(
-        self, dockerfile: Dockerfile, options: BuildOptions, *, home: Home | None = None, context: Path | None = None,
-        dockerfile_path: Path | None = None, on_event: OnBuildEvent = silent, controller: Controller | None = None,
+        self, dockerfile: Dockerfile, options: BuildOptions, *, home: Home | None = None,
+        context: Path | Folder | None = None, dockerfile_path: Path | None = None, on_event: OnBuildEvent = silent,
+        controller: Controller | None = None, folders: Mapping[str, Folder] | None = None,
     ) -> None:  # fmt: skip
         self._dockerfile = dockerfile
         self._options = options
         self._home = home or Home()
-        self._context_path = context
+        self._context_path = context if isinstance(context, Path) else None
         self._dockerfile_path = dockerfile_path or Path("Dockerfile")
         self._on_event = on_event
         self._controller = controller
@@ -74,12 +81,13 @@ class Builder:
         self._host = host_platform()
         self._platform = parse_platform(options.platform) if options.platform else self._host
         self._stop = threading.Event()
-        self._context: Folder | None = None
+        self._context = context if isinstance(context, Folder) else None
         self._images: dict[tuple[str, str | None], StoredImage] = {}
         self._image_grounds: dict[str, Ground] = {}
         self._pulling = asyncio.Lock()
         self._grounds: list[Ground] = []
-        self._folders: dict[str, Folder] = {}
+        self._folders: dict[str, Folder] = dict(folders or {})
+        self._only_those = folders is not None
         self._begun = self._total = 0
 
     async def build(self) -> StoredImage:
@@ -176,7 +184,7 @@ class Builder:
 
     async def controller(self) -> Controller:
         if self._controller is None:
-            self._controller = await default_controller(named=False)
+            self._controller = await local_controller(named=False)
         return self._controller
 
     async def image(self, name: str, platform: str | None, tell: Callable[[str], None]) -> StoredImage:
@@ -191,7 +199,7 @@ class Builder:
         unfit: ImagePlatform | None = None
         if not self._options.pull or name.startswith("sha256:") or standard_name(parse_reference(name)):
             try:
-                found = await in_thread(self.store.find, name)
+                found = await in_thread(adopting.find, self.store, name)
                 if wanted is not None:
                     config = found.config
                     made_for = Platform(config.os, config.architecture, config.variant)
@@ -217,7 +225,7 @@ class Builder:
         reference = parse_reference(name)
         refuse_standard(reference)
         try:
-            return await pull(reference, self.store, platform=wanted, progress=progress)
+            return await pull(reference, self.store, platform=wanted, progress=progress, access=self._options.access)
         except (RegistryError, ImageNotFound) as error:
             if unfit is None:
                 raise
@@ -246,6 +254,8 @@ class Builder:
     def folder(self, path: str) -> Folder:
         """A folder of this machine other than the context."""
         if path not in self._folders:
+            if self._only_those:
+                raise BuildFailed(f"the folder {path[:80]} did not come with the recipe")
             self._folders[path] = Folder(path, ignore=read_ignore(Path(path), Path(path, "Dockerfile")))
         return self._folders[path]
 

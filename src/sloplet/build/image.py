@@ -12,12 +12,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeInvalid, SpecError
+from ..finding import place_of
 from ..netspec import Network
 from .dockerfile import Dockerfile, Stage, parse
 from .instructions import Command, Copy, Env, From, Instruction, Label, Mount, Names, Run, Text
@@ -25,6 +26,7 @@ from .lines import Line
 
 if TYPE_CHECKING:
     from ..images.store import StoredImage
+    from ..remote.place import Place
     from .bootstrap import Bootstrap
     from .events import OnBuildEvent
 
@@ -108,13 +110,11 @@ class Image:
                 )
         more = "" if recommends else "--no-install-recommends "
         command = _APT.format(f"{more}{shlex.join(sorted(packages))}")
-        return self._install(packages, command, {"DEBIAN_FRONTEND": "noninteractive"})
+        return self._install(packages, command, "apt")
 
     def pip(self, *packages: str, requirements: str | os.PathLike[str] | None = None) -> Image:
         """Install Python packages by the image's pip, which its distribution's packages bring where there is none;
         reaches the package indexes of this machine."""
-        from .indexes import pip_environment
-
         words = _words("pip", packages) if packages else ()
         command = f"python3 -m pip install {shlex.join(words)}".strip()
         if requirements is not None:
@@ -122,31 +122,21 @@ class Image:
             command += f" -r /dev/stdin <<'SLOPLET-REQUIREMENTS'\n{text.rstrip()}\nSLOPLET-REQUIREMENTS"
             words = (*words, os.fspath(requirements))
         bring = _bring("python3 -m pip --version", apt="python3-pip", apk="py3-pip", dnf="python3-pip")
-        return self._install(words, command, pip_environment(), bring)
+        return self._install(words, command, "pip", bring)
 
     def npm(self, *packages: str) -> Image:
         """Install Node packages for everybody by the image's npm, which its distribution's packages bring where there
         is none; reaches the package indexes of this machine."""
-        from .indexes import npm_environment
-
         words = _words("npm", packages)
         command = f"npm install -g --no-audit --no-fund {shlex.join(words)} && rm -rf /tmp/.npm"
-        return self._install(
-            words, command, npm_environment(), _bring("npm --version", apt="npm", apk="npm", dnf="npm")
-        )
+        return self._install(words, command, "npm", _bring("npm --version", apt="npm", apk="npm", dnf="npm"))
 
-    def _install(self, packages: Sequence[str], command: str, env: Mapping[str, str], first: str = "") -> Image:
+    def _install(self, packages: Sequence[str], command: str, index: str, first: str = "") -> Image:
         if not packages:
             raise SpecError("no package is named", hint="for example .apt('git') or .pip('numpy')")
-        from .indexes import TRUST, trust_environment, trusted
-
-        mounts: tuple[Mount, ...] = ()
-        if trusted() is not None:
-            env = {**env, **trust_environment()}
-            mounts = (Mount("secret", (("id", TRUST), ("mode", "444"))),)
-        given = tuple(sorted(env.items()))
+        of_index = for_index(index)
         return self._add(
-            lambda line: Run(line, text=first + command, policy=_PACKAGES, env=given, mounts=mounts), "RUN", command
+            lambda line: Run(line, text=first + command, policy=_PACKAGES, index=index, **of_index), "RUN", command
         )
 
     def copy(
@@ -255,52 +245,69 @@ class Image:
         on_event: OnBuildEvent | None = None,
         engine: str = "auto",
         at_least: str | None = None,
+        server: str | None = None,
+        key: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
         **limits: Any,
     ) -> StoredImage:
         """Build it, or find it built; it is called ``tag`` from now on. ``network``: what its steps may reach;
         ``engine``, ``at_least``: what they run on, a container by default; ``limits``: cpus, memory, disk, pids of
-        each. RecipeInvalid, BuildFailed; what images and sandboxes raise."""
+        each. With ``server`` and ``key`` (or SLOPLET_URL and SLOPLET_KEY) it is built there, of this machine's files.
+        RecipeInvalid, BuildFailed; what images and sandboxes raise."""
+        return await self._built(
+            place_of(server, key, ca), tag, network=network, no_cache=no_cache, pull=pull, build_args=build_args,
+            secrets=secrets, on_event=on_event, engine=engine, at_least=at_least, limits=limits,
+        )  # fmt: skip
+
+    async def _built(
+        self, place: Place | None, tag: str | Sequence[str] | None = None, *, network: Any = "none",
+        no_cache: bool = False, pull: bool = False, build_args: Mapping[str, str] | None = None,
+        secrets: Mapping[str, bytes | str] | None = None, on_event: OnBuildEvent | None = None, engine: str = "auto",
+        at_least: str | None = None, limits: Mapping[str, Any] | None = None,
+    ) -> StoredImage:  # fmt: skip
         from .events import silent
         from .executor import Builder, BuildOptions, parse_tags
         from .running import RunSettings
 
         names = (tag,) if isinstance(tag, str) else tuple(tag or ())
-        inner = {
-            "network": network,
-            "no_cache": no_cache,
-            "pull": pull,
-            "on_event": on_event,
-            "engine": engine,
-            "at_least": at_least,
-            **limits,
-        }
-        others = {name: (await other.build_async(**inner)).id for name, other in self._images}
-        recipe = await self._whole(others, no_cache, on_event)
+        inner: dict[str, Any] = {
+            "network": network, "no_cache": no_cache, "pull": pull, "on_event": on_event, "engine": engine,
+            "at_least": at_least, "limits": limits,
+        }  # fmt: skip
+        others = {name: (await other._built(place, **inner)).id for name, other in self._images}
+        recipe = await self._whole(others, no_cache, on_event, place)
         options = BuildOptions(
             tags=parse_tags(names), build_args={**dict(self._arguments), **(build_args or {})}, target=self._target,
-            settings=RunSettings(network, limits, engine, at_least=at_least), no_cache=no_cache, pull=pull,
-            secrets=self._secrets(secrets or {}),
-            epoch=source_date_epoch(),
+            settings=RunSettings(network, limits or {}, engine, at_least=at_least), no_cache=no_cache, pull=pull,
+            secrets=self._secrets(secrets or {}, place), epoch=source_date_epoch(),
         )  # fmt: skip
+        if place is not None:
+            from ..remote.building import build
+            from ..remote.images import RemoteImages
+
+            return await build(
+                RemoteImages(place), recipe, options, on_event or silent, context=self._context,
+                dockerfile_path=self._path,
+            )  # fmt: skip
         builder = Builder(
             recipe, options, context=self._context, dockerfile_path=self._path, on_event=on_event or silent
         )
         return await builder.build()
 
-    def _secrets(self, given: Mapping[str, bytes | str]) -> dict[str, bytes]:
-        from .indexes import TRUST, trusted
-
+    def _secrets(self, given: Mapping[str, bytes | str], place: Place | None) -> dict[str, bytes]:
         found = {key: item.encode() if isinstance(item, str) else item for key, item in given.items()}
-        if any(isinstance(step, Run) and step.mounts for step in self._steps) and (list_of := trusted()) is not None:
-            found.setdefault(TRUST, list_of)
-        return found
+        return with_trust(found, self._steps) if place is None else found  # whom a server trusts it knows itself
 
-    async def resolve_reference(self, *, engine: str = "auto", at_least: str | None = None) -> str:
+    async def resolve_reference(
+        self, *, engine: str = "auto", at_least: str | None = None, place: Place | None = None
+    ) -> str:
         """What ``Sandbox(image=...)`` starts from; its steps are not less isolated than that is."""
         engine = "auto" if engine in ("process", "fake") else engine  # which have no root of their own
-        return (await self.build_async(engine=engine, at_least=at_least)).id
+        return (await self._built(place, engine=engine, at_least=at_least)).id
 
-    async def _whole(self, others: Mapping[str, str], no_cache: bool, on_event: OnBuildEvent | None) -> Dockerfile:
+    async def _whole(
+        self, others: Mapping[str, str], no_cache: bool, on_event: OnBuildEvent | None, place: Place | None
+    ) -> Dockerfile:
         steps = [replace(step, origin=others.get(step.origin or "", step.origin)) if isinstance(step, Copy) else step
                  for step in self._steps]  # fmt: skip
         if self._recipe is not None:
@@ -316,9 +323,44 @@ class Image:
         if self._bootstrap is not None:
             from .bootstrap import make
 
-            base = (await make(self._bootstrap, no_cache=no_cache, on_event=on_event, epoch=source_date_epoch())).id
+            made = await make(self._bootstrap, no_cache=no_cache, on_event=on_event, epoch=source_date_epoch())
+            base = made.id if place is None else await _brought(made, place)
         first = From(Line(1, "FROM", self.base, name="Image"), literal(base))
         return Dockerfile([Stage(0, first, steps)], name="Image")
+
+
+async def _brought(image: StoredImage, place: Place) -> str:
+    """An image that was made here, on a server."""
+    from ..images.store import ImageStore
+    from ..remote.building import bring
+    from ..remote.images import RemoteImages
+    from ..state.home import Home
+
+    return await bring(RemoteImages(place), image, ImageStore(Home()))
+
+
+def for_index(index: str) -> dict[str, Any]:
+    """The variables and mounts of a step that installs from an index of this machine: apt, pip or npm."""
+    from .indexes import TRUST, npm_environment, pip_environment, trust_environment, trusted
+
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    if index != "apt":
+        env = pip_environment() if index == "pip" else npm_environment()
+    mounts: tuple[Mount, ...] = ()
+    if trusted() is not None:
+        env |= trust_environment()
+        mounts = (Mount("secret", (("id", TRUST), ("mode", "444"))),)
+    return {"env": tuple(sorted(env.items())), "mounts": mounts}
+
+
+def with_trust(secrets: Mapping[str, bytes], steps: Iterable[Instruction]) -> dict[str, bytes]:
+    """Secrets of a build, and this machine's list of authorities for steps that install from its indexes."""
+    from .indexes import TRUST, trusted
+
+    found = dict(secrets)
+    if any(isinstance(step, Run) and step.index for step in steps) and (list_of := trusted()) is not None:
+        found.setdefault(TRUST, list_of)
+    return found
 
 
 def literal(text: str) -> str:

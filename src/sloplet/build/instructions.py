@@ -49,6 +49,7 @@ class Run(Instruction):
     network: str | None = None  #: none, default
     policy: object = None  #: the network it has where the build names none (``Image.apt`` and the like)
     env: Pairs = ()  #: variables for this command only, as they are
+    index: str = ""  #: apt, pip, npm: it installs from this machine's index, of which its variables and mounts tell
     mounts: tuple[Mount, ...] = ()
 
 

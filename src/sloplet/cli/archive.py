@@ -47,9 +47,9 @@ def export(name: str, file: str, no_image: bool, as_json: bool) -> None:
 
 
 async def _export(name: str, file: str, image: bool) -> tuple[Snapshot, float]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     found = await controller.find(name)
     began = time.monotonic()
     path = os.path.abspath(file)
@@ -117,9 +117,9 @@ def import_(file: str, name: str | None, as_json: bool) -> None:
 
 
 async def _import(file: str, name: str | None) -> SandboxInfo:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()  # also without a name: it is to outlive this command
+    controller = await holder()  # also without a name: it is to outlive this command
     path = os.path.abspath(file)
     async with _Progress(controller, "import", path=path) as progress:
         return await working(f"checking and starting {file}", controller.load(path, name=name), progress)

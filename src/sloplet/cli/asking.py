@@ -50,11 +50,11 @@ async def answering(box: AsyncSandbox, ask: Any) -> AsyncIterator[None]:
     if not callable(ask):
         yield
         return
-    from ..keeper.client import keeper_controller
     from ..network_api import Asker
+    from .holding import holder
 
     listening = Asker()
-    listening.listen(await keeper_controller(), box.id, ask)
+    listening.listen(await holder(), box.id, ask)
     try:
         yield
     finally:

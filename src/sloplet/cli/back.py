@@ -33,10 +33,10 @@ def rollback(name: str, snapshot: str, as_json: bool) -> None:
 
 
 async def _rollback(name: str, ref: str) -> tuple[SandboxInfo, Snapshot]:
-    from ..keeper.client import keeper_controller
     from ..sandbox import AsyncSandbox
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     box = await AsyncSandbox.connect(name)
     found = await controller.find_snapshot(ref, box.id)
     return await working(f"taking {name} back to {ref}", box.rollback(found)), found

@@ -17,6 +17,7 @@ SUITES = ("start", "exec", "code", "cli", "import", "rate", "files", "output", "
 LIVE_SUITES = ("snapshot", "restore", "fork", "pool", "pause", "weight", "curve")
 NET_SUITES = ("download", "connect", "together", "slow")
 IMAGES_SUITES = ("unpack", "tree", "start", "share")
+SERVER_SUITES = ("first", "trip", "transfer", "crowd", "restart")
 RIVALS = ("subprocess", "bwrap", "docker", "runsc")
 
 
@@ -44,7 +45,8 @@ def names(*known: str) -> Names:
     callback=names(),
     metavar="SUITES",
     help=f"Only these suites: {', '.join(SUITES)}; with --live: {', '.join(LIVE_SUITES)}; "
-    f"with --net: {', '.join(NET_SUITES)}; with --images: {', '.join(IMAGES_SUITES)}.",
+    f"with --net: {', '.join(NET_SUITES)}; with --images: {', '.join(IMAGES_SUITES)}; "
+    f"with --server: {', '.join(SERVER_SUITES)}.",
 )
 @click.option(
     "--engine",
@@ -67,6 +69,7 @@ def names(*known: str) -> Names:
 @click.option("--live", is_flag=True, help="Snapshots, restores, forks, pools, pauses, beside runsc used by hand.")
 @click.option("--net", is_flag=True, help="The way out over the wire, beside a bare socket and a bare Python relay.")
 @click.option("--images", is_flag=True, help="Unpacking beside tar -x, starts of images, what sandboxes share.")
+@click.option("--server", is_flag=True, help="Sandboxes of a server over loopback, beside those held here.")
 @click.option(
     "--layer",
     type=click.Path(exists=True, dir_okay=False),
@@ -77,20 +80,21 @@ def names(*known: str) -> Names:
     "--rounds",
     type=click.IntRange(1, 1000),
     default=None,
-    help="With --live: how many restores (10); with --net: downloads (5); with --images: unpackings (5).",
+    help="With --live: how many restores (10); with --net: downloads (5); with --images: unpackings (5); "
+    "with --server: starts (40).",
 )
 @click.option("--plot", type=click.Path(dir_okay=False), default=None, help="With --live: the curves, as an SVG file.")
 @click.option("--check", is_flag=True, help="End with exit code 1 if a bar is missed.")
 @click.option("--json", "as_json", is_flag=True, help="All numbers, raw, as JSON.")
 def bench(
     quick: bool, only: tuple[str, ...], engines: tuple[str, ...], against: tuple[str, ...], with_dockerd: bool,
-    hold: int | None, live: bool, net: bool, images: bool, layer: str | None, rounds: int | None, plot: str | None,
-    check: bool, as_json: bool,
+    hold: int | None, live: bool, net: bool, images: bool, server: bool, layer: str | None, rounds: int | None,
+    plot: str | None, check: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure Sloplet beside a bare subprocess, bwrap, docker and runsc, in one run. See docs/bench.md."""
     from ..testing.bench.bars import judge
 
-    kinds = [kind for kind, asked in (("live", live), ("net", net), ("images", images)) if asked]
+    kinds = [kind for kind, asked in (("live", live), ("net", net), ("images", images), ("server", server)) if asked]
     _check_options(only, kinds, rounds=rounds, plot=plot, layer=layer)
     if live:
         report = _run_live(quick, only, rounds)
@@ -98,6 +102,8 @@ def bench(
         report = _run_net(quick, only, engines, rounds)
     elif images:
         report = _run_images(quick, only, rounds, layer)
+    elif server:
+        report = _run_server(quick, only, engines, rounds)
     else:
         changes: dict[str, Any] = {
             "engines": engines or ("container", "process"), "only": only, "with_dockerd": with_dockerd,
@@ -117,12 +123,12 @@ def _check_options(
     if len(kinds) > 1:
         raise click.UsageError(f"--{kinds[0]} and --{kinds[1]} are two runs")
     kind = kinds[0] if kinds else ""
-    known = {"live": LIVE_SUITES, "net": NET_SUITES, "images": IMAGES_SUITES}.get(kind, SUITES)
+    known = {"live": LIVE_SUITES, "net": NET_SUITES, "images": IMAGES_SUITES, "server": SERVER_SUITES}.get(kind, SUITES)
     for name in only:
         if name not in known:
             raise click.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint="--only")
     if rounds is not None and not kind:
-        raise click.UsageError("--rounds goes with --live, --net or --images")
+        raise click.UsageError("--rounds goes with --live, --net, --images or --server")
     if plot is not None and kind != "live":
         raise click.UsageError("--plot goes with --live")
     if layer is not None and kind != "images":
@@ -168,6 +174,19 @@ def _run_images(quick: bool, only: tuple[str, ...], rounds: int | None, layer: s
         changes["rounds"] = rounds
     with _progress() as say:
         return run_images(quick_plan(**changes) if quick else ImagesPlan(**changes), say=say)
+
+
+def _run_server(quick: bool, only: tuple[str, ...], engines: tuple[str, ...], rounds: int | None) -> Report:
+    from ..testing.bench.server.plan import ServerPlan, quick_plan
+    from ..testing.bench.server.run import run_server
+
+    changes: dict[str, Any] = {"only": only}
+    if engines:
+        changes["engine"] = engines[0]
+    if rounds is not None:
+        changes["rounds"] = rounds
+    with _progress() as say:
+        return run_server(quick_plan(**changes) if quick else ServerPlan(**changes), say=say)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def images(incomplete: str) -> list[str]:
         from ..state.image_rows import ImageRows
 
         home = Home()
-        known = ImageRows(home).all() if home.database.exists() else []
+        known = ImageRows(home).all() if home.database.exists() and not os.environ.get("SLOPLET_URL") else []
     except Exception:
         return []
     names = {parse(each).familiar for row in known for each in row.references}
@@ -73,4 +74,4 @@ def _store() -> Store | None:
     from ..state.store import Store
 
     home = Home()
-    return Store(home) if home.database.exists() else None
+    return Store(home) if home.database.exists() and not os.environ.get("SLOPLET_URL") else None

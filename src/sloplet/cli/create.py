@@ -7,7 +7,16 @@ from typing import Any
 import click
 
 from .netoptions import network_options
-from .options import Verb, json_option, life_options, sandbox_arguments, spec_options, template_option, volume_option
+from .options import (
+    Verb,
+    json_option,
+    label_option,
+    life_options,
+    sandbox_arguments,
+    spec_options,
+    template_option,
+    volume_option,
+)
 from .output import print_json
 from .working import finish, working
 
@@ -22,6 +31,7 @@ from .working import finish, working
     sloplet create dev --reuse && sloplet exec dev -- make
     sloplet create web --template warm --idle 5m --checkpoint-every 60s
     sloplet create careful --undo 10
+    sloplet create ci-7 --label team=search --label job=7
     sloplet create work -v cache:/cache -v ./repo:/workspace:copy
     sloplet create web --port 8000 --allow pypi.org --allow files.pythonhosted.org
     """,
@@ -30,6 +40,7 @@ from .working import finish, working
 @spec_options
 @volume_option
 @template_option
+@label_option
 @network_options
 @life_options
 @click.option("--reuse", is_flag=True, help="Fine if it is there already with the same settings.")
@@ -44,16 +55,16 @@ def create(name: str, reuse: bool, as_json: bool, **options: Any) -> None:
 
 
 async def _create(name: str, arguments: dict[str, Any], reuse: bool, quiet: bool) -> Any:
-    from ..keeper.client import keeper_controller
     from ..network_api import read_secrets
     from ..sandbox import AsyncSandbox
+    from .holding import holder
     from .imaging import bring_image
 
     box = AsyncSandbox(name, **arguments)  # refuses nonsense before a keeper is started
     await bring_image({**arguments, "as_json": quiet})
     if reuse:
         return await working(f"starting {name}", box.start())
-    controller = await keeper_controller()
+    controller = await holder()
     values = await read_secrets(arguments.get("secrets", {}))
     info = await working(f"starting {name}", controller.create(box.spec))
     if values:

@@ -46,11 +46,11 @@ def forward(name: str, ports: tuple[str, ...], address: str, as_json: bool) -> i
 
 async def _forward(name: str, pairs: list[tuple[int, int]], address: str, as_json: bool) -> int:
     from ..finding import lives
-    from ..keeper.client import keeper_controller
     from ..live import dead_error
     from ..network.ports import Ports
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     info = await controller.find(name)
     if not await lives(controller, info.id):
         raise dead_error(info, info.reason)

@@ -16,9 +16,13 @@ from .image_standard import build_standard, is_standard
 from .netoptions import policy, rule_options
 from .options import Verb, json_option, limit_options, whole_number
 from .output import EXIT_INTERRUPTED, note, print_json, size
+from .stores import place
 
 if TYPE_CHECKING:
+    from ..build.dockerfile import Dockerfile
+    from ..build.executor import BuildOptions
     from ..images.store import StoredImage
+    from ..remote.place import Place
 
 _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
 
@@ -71,6 +75,10 @@ def command(path: str, **options: Any) -> None:
     began = time.monotonic()
     log = BuildLog(quiet=options["quiet"] or options["as_json"], live=False if options["plain_log"] else None)
     try:
+        if is_standard(path) and place() is not None:
+            raise SpecError(
+                f"{path} is built on the server's own machine, by its operator", hint="then every key can use it"
+            )
         if is_standard(path):
             rung = {"at_least": options["at_least"]} if options["at_least"] else {}
             image = asyncio.run(build_standard(path, options, {**_limits(options), **rung}, log))
@@ -112,6 +120,8 @@ async def _build(folder: Path, options: dict[str, Any], log: BuildLog) -> Stored
         no_cache=options["no_cache"], pull=options["pull"], platform=options["platform"], epoch=source_date_epoch(),
     )  # fmt: skip
     recipe = parse(read_recipe(Path("/dev/stdin") if piped else file), file.name)
+    if (there := place()) is not None:
+        return await _build_there(there, recipe, given, folder, file, options["output"], log)
     builder = Builder(recipe, given, home=Home(), context=folder, dockerfile_path=file, on_event=log)
     with log:
         image = await builder.build()
@@ -121,6 +131,20 @@ async def _build(folder: Path, options: dict[str, Any], log: BuildLog) -> Stored
         reference = given.tags[0] if given.tags else None
         await asyncio.to_thread(export_image, image, builder.store, options["output"], reference=reference)
         builder.store.close()
+    return image
+
+
+async def _build_there(
+    there: Place, recipe: Dockerfile, given: BuildOptions, folder: Path, file: Path, output: str | None, log: BuildLog
+) -> StoredImage:
+    from ..remote.building import build
+    from ..remote.images import RemoteImages
+
+    remote = RemoteImages(there)
+    with log:
+        image = await build(remote, recipe, given, log, context=folder, dockerfile_path=file)
+    if output:
+        await remote.export(str(given.tags[0]) if given.tags else image.id, output)
     return image
 
 

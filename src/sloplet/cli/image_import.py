@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,12 @@ from .image_pull import platform_option, summary
 from .imagebars import Bars
 from .options import Verb, json_option
 from .output import print_json
+from .stores import place
+from .working import finish, working
+
+if TYPE_CHECKING:
+    from ..images.store import StoredImage
+    from ..remote.place import Place
 
 
 @click.command(
@@ -37,13 +44,16 @@ def command(
     from ..state.home import Home
 
     name = None if reference is None else parse(reference)
-    store = ImageStore(Home())
     began = time.monotonic()
-    try:
-        with Bars(quiet=quiet or as_json) as bars:
-            image = import_image(path, store, name, pick=pick, platform=platform, progress=bars)
-    finally:
-        store.close()
+    if (there := place()) is not None:
+        image = finish(_send(there, path, reference, pick, platform), _look)
+    else:
+        store = ImageStore(Home())
+        try:
+            with Bars(quiet=quiet or as_json) as bars:
+                image = import_image(path, store, name, pick=pick, platform=platform, progress=bars)
+        finally:
+            store.close()
     seconds = time.monotonic() - began
     if as_json:
         print_json({**image.to_dict(), "seconds": round(seconds, 3)})
@@ -52,3 +62,15 @@ def command(
     else:
         called = name.familiar if name else ", ".join(parse(text).familiar for text in image.references) or "no name"
         click.echo(f"{called}: {summary(image)} in {seconds:.1f} s")
+
+
+async def _send(there: Place, path: str, name: str | None, pick: str | None, platform: str | None) -> StoredImage:
+    from ..images.layout import sendable
+    from ..remote.images import RemoteImages
+
+    work = RemoteImages(there).import_file(sendable(path), name=name, pick=pick, platform=platform)
+    return await working(f"sending {path}", work)
+
+
+async def _look() -> str:
+    return "the image is not there"

@@ -6,9 +6,9 @@ import time
 
 import click
 
-from .image_ls import open_store
 from .options import Verb, image_names, json_option
 from .output import age, print_json, print_table, size
+from .stores import images
 
 
 @click.command("inspect", cls=Verb, examples="sloplet image inspect debian:12\nsloplet image inspect 3f2a9c --json")
@@ -17,14 +17,12 @@ from .output import age, print_json, print_table, size
 def command(image: str, as_json: bool) -> None:
     """Everything known about an image: its names, what it runs, its layers, and what it takes on this disk."""
     from ..images.reference import parse
-    from ..images.removing import disk_use
 
-    with open_store() as store:
-        found = store.find(image)
-        used = disk_use(store, store.row(found.id))
+    with images() as known:
+        looked = known.look(image)
+    found = looked.image
     if as_json:
-        unpacked = sum(count for name, count in used.items() if name.startswith("unpacked "))
-        print_json({**found.to_dict(), "disk": {"blobs": found.size, "unpacked": unpacked}})
+        print_json({**found.to_dict(), "disk": {"blobs": found.size, "unpacked": looked.unpacked}})
         return
     config = found.config
     facts = [
@@ -44,12 +42,12 @@ def command(image: str, as_json: bool) -> None:
         *(("env", f"{name}={value}") for name, value in config.env),
         *(("label", f"{name}={value}") for name, value in config.labels),
         ("size", size(found.size)),
-        ("unpacked", size(sum(count for name, count in used.items() if name.startswith("unpacked ")))),
+        ("unpacked", size(looked.unpacked)),
     ]
     print_table(["WHAT", "VALUE"], facts)
     click.echo()
     rows = [
-        (layer.digest.removeprefix("sha256:")[:12], layer.packing, size(layer.size), size(used[f"unpacked {diff}"]))
+        (layer.digest.removeprefix("sha256:")[:12], layer.packing, size(layer.size), size(looked.layers.get(diff)))
         for layer, diff in zip(found.layers, config.diff_ids, strict=True)
     ]
     print_table(["LAYER", "PACKED", "SIZE", "UNPACKED"], rows)

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 import click
 
 from .options import Verb, json_option
 from .output import age, print_json, print_table, size
-
-if TYPE_CHECKING:
-    from ..images.store import ImageStore
-
-
-@contextmanager
-def open_store() -> Iterator[ImageStore]:
-    """The image store of this SLOPLET_HOME."""
-    from ..images.store import ImageStore
-    from ..state.home import Home
-
-    store = ImageStore(Home())
-    try:
-        yield store
-    finally:
-        store.close()
+from .stores import images as opened
 
 
 @click.command("ls", cls=Verb, examples="sloplet image ls\nsloplet image ls --all\nsloplet image ls --json")
@@ -36,9 +17,8 @@ def command(everything: bool, quiet: bool, as_json: bool) -> None:
     """List the images that are here, the one last used first."""
     from ..images.reference import parse
 
-    with open_store() as store:
-        known = store.list() if store.home.database.exists() else []
-    images = [image for image in known if everything or image.references]
+    with opened() as known:
+        images = known.list(all=everything)
     if as_json:
         print_json([image.to_dict() for image in images])
     elif quiet:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from .image_ls import open_store
 from .options import Verb, json_option
 from .output import note, print_json, size
+from .stores import images
 
 
 @click.command(
@@ -25,14 +25,12 @@ def command(older_than: str | None, keep: str | None, everything: bool, as_json:
     Blobs and unpacked layers that no image needs go in any case.
     """
     from ..images.reference import parse
-    from ..images.removing import Pruned
     from ..quantities import parse_duration, parse_size
 
     seconds = None if older_than is None else parse_duration(older_than, "older_than")
     most = None if keep is None else parse_size(keep, "keep")
-    with open_store() as store:
-        found = store.home.database.exists()  # a look must not make a home
-        pruned = store.prune(older_than=seconds, keep_bytes=most, everything=everything) if found else Pruned()
+    with images() as known:
+        pruned = known.prune(older_than=seconds, keep_bytes=most, everything=everything)
     if as_json:
         print_json(pruned.to_dict())
         return

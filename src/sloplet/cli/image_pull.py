@@ -10,6 +10,7 @@ import click
 from .imagebars import Bars
 from .options import Verb, json_option, stacked
 from .output import print_json, size
+from .stores import place
 from .working import finish
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 platform_option = click.option("--platform", metavar="OS/ARCH", help="For another kind of machine: linux/arm64.")
 registry_options = stacked(
+    click.option("--login", is_flag=True, help="With --server: send your own login for the registry along, this once."),
     click.option("--insecure", is_flag=True, help="Plain HTTP, to a registry on this machine."),
     click.option("-q", "--quiet", is_flag=True, help="No progress; print the id alone."),
     json_option,
@@ -32,7 +34,7 @@ registry_options = stacked(
 @click.argument("reference", metavar="IMAGE")
 @platform_option
 @registry_options
-def command(reference: str, platform: str | None, insecure: bool, quiet: bool, as_json: bool) -> None:
+def command(reference: str, platform: str | None, login: bool, insecure: bool, quiet: bool, as_json: bool) -> None:
     """Bring an image here from a registry, or what is missing of it.
 
     With your own credentials, as docker login or podman login left them. What is interrupted goes on where it was.
@@ -41,7 +43,7 @@ def command(reference: str, platform: str | None, insecure: bool, quiet: bool, a
 
     wanted = parse(reference)
     began = time.monotonic()
-    image = finish(_pull(reference, platform, insecure, quiet or as_json), _look)
+    image = finish(_pull(reference, platform, insecure, login, quiet or as_json), _look)
     seconds = time.monotonic() - began
     if as_json:
         print_json({**image.to_dict(), "reference": str(wanted), "seconds": round(seconds, 3)})
@@ -56,7 +58,15 @@ def summary(image: StoredImage) -> str:
     return f"{image.short}, {count} layer{'s' * (count != 1)}, {size(image.size)}"
 
 
-async def _pull(reference: str, platform: str | None, insecure: bool, quiet: bool) -> StoredImage:
+async def _pull(reference: str, platform: str | None, insecure: bool, login: bool, quiet: bool) -> StoredImage:
+    if (there := place()) is not None:
+        from ..remote.images import RemoteImages
+
+        given = await own_login(reference) if login else None
+        with Bars(quiet=quiet) as bars:
+            return await RemoteImages(there).pull(
+                reference, platform=platform, insecure=insecure, login=given, progress=bars
+            )
     from ..images.pull import pull
     from ..images.reference import parse
     from ..images.store import ImageStore
@@ -68,6 +78,23 @@ async def _pull(reference: str, platform: str | None, insecure: bool, quiet: boo
             return await pull(parse(reference), store, platform=platform, insecure=insecure, progress=bars)
     finally:
         store.close()
+
+
+async def own_login(reference: str) -> tuple[str, str]:
+    """This user's own name and password for the registry of a reference. SpecError if there are none to send."""
+    import asyncio
+
+    from ..errors import SpecError
+    from ..images import credentials
+    from ..images.reference import parse
+
+    wanted = parse(reference)
+    found = await asyncio.to_thread(credentials.find, wanted.registry, wanted.repository)
+    if not found.username or not found.password:
+        raise SpecError(
+            f"--login: there is no name and password for {wanted.registry} here", hint=f"docker login {wanted.registry}"
+        )
+    return found.username, found.password
 
 
 async def _look() -> str:

@@ -7,10 +7,11 @@ import time
 import click
 
 from ..errors import SpecError
-from .image_pull import registry_options
+from .image_pull import own_login, registry_options
 from .imagebars import Bars
 from .options import Verb
 from .output import print_json
+from .stores import place
 from .working import finish
 
 
@@ -22,7 +23,7 @@ from .working import finish
 @click.argument("image", metavar="IMAGE")
 @click.argument("reference", metavar="[REFERENCE]", required=False)
 @registry_options
-def command(image: str, reference: str | None, insecure: bool, quiet: bool, as_json: bool) -> None:
+def command(image: str, reference: str | None, login: bool, insecure: bool, quiet: bool, as_json: bool) -> None:
     """Send an image to a registry, under its own name or as REFERENCE, and print the digest that it has there.
 
     Byte for byte as it is here; what the registry has already is not sent again.
@@ -31,7 +32,8 @@ def command(image: str, reference: str | None, insecure: bool, quiet: bool, as_j
 
     target = parse(reference or image.removeprefix("sha256:"))
     began = time.monotonic()
-    digest = finish(_push(image, str(target), reference is not None, insecure, quiet or as_json), _look)
+    quiet = quiet or as_json
+    digest = finish(_push(image, str(target), reference is not None, insecure, login, quiet), _look)
     seconds = time.monotonic() - began
     if as_json:
         print_json({"reference": str(target), "digest": digest, "seconds": round(seconds, 3)})
@@ -41,7 +43,16 @@ def command(image: str, reference: str | None, insecure: bool, quiet: bool, as_j
         click.echo(f"{target.familiar}: {digest} in {seconds:.1f} s")
 
 
-async def _push(image: str, reference: str, named: bool, insecure: bool, quiet: bool) -> str:
+async def _push(image: str, reference: str, named: bool, insecure: bool, login: bool, quiet: bool) -> str:
+    if (there := place()) is not None:
+        from ..remote.images import RemoteImages
+
+        given = await own_login(reference) if login else None
+        with Bars(quiet=quiet) as bars:
+            done = await RemoteImages(there).push(
+                image, reference if named else None, insecure=insecure, login=given, progress=bars
+            )
+        return str(done["digest"])
     from ..images.push import push
     from ..images.reference import parse
     from ..images.store import ImageStore

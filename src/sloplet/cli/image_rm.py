@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ..errors import ImageNotFound, SlopletError
-from .image_ls import open_store
+from ..errors import SlopletError
 from .options import Verb, image_names, json_option
 from .output import exit_code_of, note, print_json, report_error, size
+from .stores import images as opened
 
 
 @click.command("rm", cls=Verb, examples="sloplet image rm debian:12\nsloplet image rm 3f2a9c app --force")
@@ -20,12 +20,10 @@ def command(images: tuple[str, ...], force: bool, as_json: bool) -> int:
     What other images need stays. One that a sandbox or a saved state uses is refused.
     """
     done, code = [], 0
-    with open_store() as store:
+    with opened() as known:
         for image in images:
             try:
-                if not store.home.database.exists():
-                    raise ImageNotFound(f"there is no image {image!r} here", hint="see `sloplet image ls`")
-                removed = store.remove(image, force=force)
+                removed = known.remove(image, force=force)
             except SlopletError as error:
                 report_error(error, as_json)
                 code = exit_code_of(error)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from .image_ls import open_store
 from .options import Verb, image_names, json_option
 from .output import print_json
+from .stores import images
 
 
 @click.command("tag", cls=Verb, examples="sloplet image tag debian:12 base\nsloplet image tag 3f2a9c ghcr.io/me/app:1")
@@ -18,10 +18,9 @@ def command(image: str, reference: str, as_json: bool) -> None:
     from ..images.reference import parse
 
     wanted = parse(reference)
-    with open_store() as store:
-        found = store.find(image)
-        store.tag(found, wanted)
+    with images() as known:
+        found = known.tag(image, wanted)
     if as_json:
-        print_json({"id": found.id, "reference": str(wanted)})
+        print_json({"id": found, "reference": str(wanted)})
     else:
-        click.echo(f"{wanted.familiar}: {found.short}")
+        click.echo(f"{wanted.familiar}: {found.removeprefix('sha256:')[:12]}")

@@ -47,13 +47,13 @@ def command(image: str, template: str | None, memory: str | None, as_json: bool)
 
 
 async def _warm(image: str, template: str | None, limits: dict[str, Any]) -> tuple[Snapshot, float]:
-    from ..finding import default_controller
+    from ..finding import holder_at, place_of
     from ..recipes import warm
     from ..spec import check_snapshot_name
 
     if template is not None:
         check_snapshot_name(template, "template")
     began = time.monotonic()
-    controller = await default_controller(named=False)
+    controller = await holder_at(place_of(), named=False)
     made = await working(f"warming up {image}", warm(image, controller, template=template, **limits))
     return made, time.monotonic() - began

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ImageNotFound, SpecError
 
+if TYPE_CHECKING:
+    from ..images.progress import OnImageProgress
 
-async def bring_image(options: dict[str, Any]) -> None:
-    """For what names an image of the store or of a registry; all else is its holder's matter, errors too."""
+
+async def bring_image(options: dict[str, Any], told: OnImageProgress | None = None) -> None:
+    """For what names an image of the store or of a registry; all else is its holder's matter, errors too. ``told``:
+    who else hears how far it is; the terminal does not, then."""
     text = options.get("image") or "host"
     if text == "host" or options.get("template"):
         return
@@ -25,6 +29,8 @@ async def bring_image(options: dict[str, Any]) -> None:
         reference = parse(text)
     except SpecError:
         return
+    from ..finding import place_of
+    from ..images import adopting
     from ..images.resolve import is_tar
     from ..images.standard import refuse_standard
     from ..images.store import ImageStore
@@ -33,16 +39,23 @@ async def bring_image(options: dict[str, Any]) -> None:
 
     if is_tar(text):
         return
+    if (there := place_of()) is not None:
+        from ..remote.images import RemoteImages
+
+        with Bars(quiet=bool(options.get("as_json") or told)) as bars, suppress(ImageNotFound):
+            await RemoteImages(there).pull(text, if_missing=True, progress=told or bars)
+        return
     store = ImageStore(Home())
     try:
-        with Bars(quiet=bool(options.get("as_json"))) as bars, suppress(ImageNotFound):
+        with Bars(quiet=bool(options.get("as_json") or told)) as bars, suppress(ImageNotFound):
+            progress = told or bars
             try:
-                image = await asyncio.to_thread(store.find, text)
+                image = await asyncio.to_thread(adopting.find, store, text)
             except ImageNotFound:
                 refuse_standard(reference)
                 from ..images.pull import pull
 
-                image = await pull(reference, store, progress=bars)
-            (await asyncio.to_thread(store.resolve, image, bars)).close()
+                image = await pull(reference, store, progress=progress)
+            (await asyncio.to_thread(store.resolve, image, progress)).close()
     finally:
         store.close()

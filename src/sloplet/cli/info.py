@@ -31,13 +31,16 @@ def info(name: str, as_json: bool) -> None:
 
 async def _collect(name: str) -> dict[str, Any]:
     from ..sandbox import AsyncSandbox
+    from .holding import elsewhere
 
     box = await AsyncSandbox.connect(name)
     known = await box.info()
     document: dict[str, Any] = {**known.to_dict(), "metrics": None, "guarantees": None}
     document["saved_bytes"], document["head_name"] = await _states(known)
     document["ports"] = [port.to_dict() for port in await _ports(known)]
-    document["keeper_pid"] = await _keeper_pid() if known.holder == "keeper" else None
+    document["server"] = elsewhere()
+    here = known.holder == "keeper" and document["server"] is None
+    document["keeper_pid"] = await _keeper_pid() if here else None
     if known.state == "running":
         try:
             document["metrics"] = (await box.metrics()).to_dict()
@@ -48,9 +51,9 @@ async def _collect(name: str) -> dict[str, Any]:
 
 
 async def _ports(known: SandboxInfo) -> list[Port]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    return await (await keeper_controller()).ports(known.id) if known.holder == "keeper" else []
+    return await (await holder()).ports(known.id) if known.holder == "keeper" else []
 
 
 async def _keeper_pid() -> int | None:
@@ -65,10 +68,10 @@ async def _states(known: SandboxInfo) -> tuple[int | None, str | None]:
     if known.saved is None and known.head is None:
         return None, None
     from ..errors import SnapshotError
-    from ..keeper.client import keeper_controller
+    from .holding import holder
     from .saved import saved_size
 
-    controller = await keeper_controller()
+    controller = await holder()
     try:
         head = None if known.head is None else (await controller.find_snapshot(known.head, known.id)).name
     except SnapshotError:
@@ -89,6 +92,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("user", spec["user"] or ("agent" if spec["image"] == "host" else "the image's, or agent")),
         ("age", age(document["created_at"])),
     ]
+    lines += [("label", f"{key}={value}") for key, value in spec["labels"].items()]
     if document["expires_at"] is not None:
         lines.append(("expires in", span(document["expires_at"] - time.time())))
     lines += [("port", f"{port['inside']} at {port['url']}") for port in document["ports"]]
@@ -111,6 +115,8 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _holder(document: dict[str, Any]) -> str:
+    if document["server"] is not None:
+        return f"the server {document['server']}"
     if document["holder"] != "keeper":
         return "a running program"
     pid = document["keeper_pid"]

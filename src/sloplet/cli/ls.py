@@ -16,14 +16,19 @@ if TYPE_CHECKING:
 _COLUMNS = ("NAME", "ID", "STATE", "ENGINE", "IMAGE", "AGE", "EXPIRES", "MEMORY", "")
 
 
-@click.command("ls", cls=Verb, examples="sloplet ls\nsloplet ls -q | xargs sloplet rm\nsloplet ls --json")
+@click.command(
+    "ls", cls=Verb, examples="sloplet ls\nsloplet ls -q | xargs sloplet rm\nsloplet ls --label team=search --json"
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only names (ids of those without), one a line.")
+@click.option("--label", "labels", multiple=True, metavar="K[=V]", help="Only those with this label; repeatable.")
 @json_option
-def ls(quiet: bool, as_json: bool) -> None:
+def ls(quiet: bool, labels: tuple[str, ...], as_json: bool) -> None:
     """List sandboxes: those that the keeper holds, and those of running programs."""
-    from .local import known_sandboxes, saved_sizes
+    from ..labels import matches, parse_wanted
+    from .holding import known_sandboxes, saved_sizes
 
-    found = known_sandboxes()
+    wanted = parse_wanted(labels)
+    found = [info for info in known_sandboxes() if matches(info.spec.labels, wanted)]
     if as_json:
         print_json([info.to_dict() for info in found])
     elif quiet:
@@ -32,6 +37,8 @@ def ls(quiet: bool, as_json: bool) -> None:
     elif found:
         sizes = saved_sizes(found)
         print_table(_COLUMNS, [_row(info, sizes.get(info.id)) for info in found])
+    elif wanted:
+        click.echo("no sandboxes with these labels", err=True)
     else:
         click.echo("no sandboxes (make one with `sloplet create NAME`)", err=True)
 

@@ -53,6 +53,11 @@ VERBS = {
     "info": ("info", "Everything known about a sandbox."),
     "guarantees": ("guarantees", "What is enforced, and how."),
     "top": ("top", "Live use of CPU, memory, processes and disk."),
+    "serve": ("serve", "This machine as a sandbox server: HTTP, WebSocket, MCP."),
+    "audit": ("audit", "Who asked the server for what, and what came of it."),
+    "backup": ("backup", "Copy a server's records while it runs."),
+    "key": ("key", "Keys of the server: who may use it, and how much."),
+    "mcp": ("mcp", "A sandbox for a model, over stdin and stdout."),
     "gc": ("gc", "Clean up after programs that died."),
     "doctor": ("doctor", "What this machine can do, what is missing, and the fix."),
     "setup": ("setup", "Install what stronger isolation needs."),
@@ -107,17 +112,49 @@ def _attribute(name: str) -> str:
     return {"exec": "exec_", "setup": "setup_", "import": "import_"}.get(name, name)
 
 
+#: About this machine, whatever server is meant otherwise.
+LOCAL = frozenset({
+    "serve", "key", "audit", "backup", "gc", "doctor", "setup", "bench", "completion", "version",
+})  # fmt: skip
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.option("--server", metavar="URL", help="Sandboxes of this server instead of this machine's. [env: SLOPLET_URL]")
+@click.option("--key", metavar="KEY", help="The key to it; better in the environment. [env: SLOPLET_KEY]")
+@click.option("--ca", metavar="FILE", help="The certificate authority to trust for it. [env: SLOPLET_CA]")
 @click.version_option(__version__, "-V", "--version", message="sloplet %(version)s")
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context, server: str | None, key: str | None, ca: str | None) -> None:
     """Disposable computers for code that nobody has read.
 
     Everything but a command's own output goes to stderr. Exit codes: the command's (128+n if signal n ended it);
     124 timed out; 125 Sloplet itself failed; 126 not executable; 127 not found.
     """
+    _choose_server(ctx.invoked_subcommand, server, key, ca)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def _choose_server(verb: str | None, server: str | None, key: str | None, ca: str | None) -> None:
+    """By the environment: so all that a verb does is done there, as by any program that has these variables."""
+    if verb in LOCAL:
+        if server:
+            from ..errors import SpecError
+
+            raise SpecError(f"`sloplet {verb}` is about the machine it runs on", hint="run it there, without --server")
+        url = os.environ.pop("SLOPLET_URL", "")
+        # Whoever runs a server here has its URL in the environment, too: its keys, audit log and backup are meant.
+        if url and (verb in ("gc", "doctor", "setup") or (verb in ("key", "audit", "backup") and not _loopback(url))):
+            complain(f"sloplet: `{verb}` is about this machine, not about the server in SLOPLET_URL\n")
+        return
+    for name, value in (("SLOPLET_URL", server), ("SLOPLET_KEY", key), ("SLOPLET_CA", ca)):
+        if value is not None:
+            os.environ[name] = value
+
+
+def _loopback(url: str) -> bool:
+    host = url.partition("://")[2].rsplit("@", 1)[-1]
+    return host.startswith(("127.", "localhost", "[::1]"))
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -68,10 +68,10 @@ def show(name: str, as_json: bool) -> None:
 
 
 async def _collect(name: str) -> dict[str, Any]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
     from .netfile import policy_settings
 
-    controller = await keeper_controller()
+    controller = await holder()
     info = await controller.find(name)
     spec = await controller.network(info.id)  # as it is now; also what it has of its template
     ports = await controller.ports(info.id)

@@ -120,6 +120,10 @@ volume_option = click.option(
     help="A named volume or a folder (with a / or .) at DST; HOW: ro, rw, copy, shared. See `sloplet volume`.",
 )
 
+label_option = click.option(
+    "--label", "labels", multiple=True, metavar="K=V", help="A label to find it by (`sloplet ls --label`); repeatable."
+)
+
 template_option = click.option(
     "--template",
     metavar="TEMPLATE",
@@ -150,6 +154,10 @@ def sandbox_arguments(options: dict[str, Any], ask: Any = True) -> dict[str, Any
         if key in arguments:
             arguments[key] = whole_number(key.replace("_", "-"), arguments[key])
     arguments["env"] = environment(options.get("env", ()), options.get("env_files", ()))
+    if options.get("labels"):
+        from ..labels import parse_labels
+
+        arguments["labels"] = parse_labels(options["labels"])
     if options.get("volumes"):
         arguments["volumes"] = volumes(options["volumes"])
     if "allow" in options:

@@ -67,12 +67,12 @@ async def _all(names: tuple[str, ...], method: str) -> list[_Done]:
 
 
 async def _one(name: str, method: str) -> _Done:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
     from .saved import saved_size
 
     began = time.monotonic()
     try:
-        controller = await keeper_controller()
+        controller = await holder()
         before = await controller.find(name)
         info = await (controller.pause if method == "pause" else controller.resume)(before.id)
         seconds = time.monotonic() - began

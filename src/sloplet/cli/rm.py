@@ -29,7 +29,7 @@ def rm(names: tuple[str, ...], everything: bool, force: bool, as_json: bool) -> 
     if everything == bool(names):
         raise SpecError("name the sandboxes to remove, or say --all", hint="`sloplet ls` lists them")
     if everything:
-        from .local import known_sandboxes
+        from .holding import known_sandboxes
 
         names = tuple(info.name or info.id for info in known_sandboxes() if info.holder == "keeper")
         if names and not force and not _agreed(names):
@@ -52,9 +52,9 @@ def _agreed(names: tuple[str, ...]) -> bool:
 
 
 async def _remove(names: tuple[str, ...], force: bool) -> tuple[list[str], list[SandboxError]]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     removed: list[str] = []
     failed: list[SandboxError] = []
     for name in dict.fromkeys(names):

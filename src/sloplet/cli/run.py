@@ -15,6 +15,7 @@ from .options import (
     Verb,
     command_line,
     json_option,
+    label_option,
     sandbox_arguments,
     spec_options,
     stacked,
@@ -62,6 +63,7 @@ io_options = stacked(
 @spec_options
 @volume_option
 @template_option
+@label_option
 @network_options
 @io_options
 @click.option("--copy", "copies", multiple=True, metavar="SRC[:DST]", help="Copy a file or folder in, before.")

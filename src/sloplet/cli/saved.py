@@ -57,9 +57,9 @@ def _ago(when: float | None) -> str:
 
 async def look_at(*refs: str) -> str:
     """What sandboxes are now, for someone who has interrupted a verb. The keeper does not do things by halves."""
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     now = [f"{ref} is {state_text(await controller.find(ref))}" for ref in refs]
     return f"{', '.join(now)}; what was begun is finished or undone as a whole (`sloplet ls`)"
 

@@ -73,11 +73,11 @@ def rm(name: str, secret: str, as_json: bool) -> None:
 
 
 async def _set(name: str, secret: str, source: dict[str, Any] | None) -> None:
-    from ..keeper.client import keeper_controller
     from ..netspec import Secret
     from ..network_api import read_secret
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     info = await controller.find(name)
     known = {item.name: item for item in await controller.secrets(info.id)}
     if secret not in known:
@@ -106,9 +106,9 @@ def ls(name: str, as_json: bool) -> None:
 
 
 async def _list(name: str) -> list[dict[str, Any]]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     return [item.to_dict() for item in await controller.secrets((await controller.find(name)).id)]
 
 

@@ -57,9 +57,9 @@ def ls(name: str | None, everything: bool, as_json: bool) -> None:
 
 
 async def _collect(name: str | None) -> tuple[list[SandboxInfo], list[Snapshot]]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     if name is not None:
         info = await controller.find(name)
         return [info], await controller.snapshots(info.id, role=None)
@@ -82,9 +82,9 @@ def rm(name: str, snapshot: str, force: bool, as_json: bool) -> None:
 
 
 async def _remove(name: str, ref: str, force: bool) -> Snapshot:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     found = await controller.find_snapshot(ref, (await controller.find(name)).id)
     await controller.delete_snapshot(found.id, force=force)
     return found
@@ -105,9 +105,9 @@ def inspect(name: str, snapshot: str, as_json: bool) -> None:
 
 
 async def _inspect(name: str, ref: str) -> tuple[Snapshot, Snapshot | None]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
     from .saved import parent_of
 
-    controller = await keeper_controller()
+    controller = await holder()
     found = await controller.find_snapshot(ref, (await controller.find(name)).id)
     return found, await parent_of(controller, found)

@@ -79,9 +79,9 @@ def ls(quiet: bool, as_json: bool) -> None:
 
 
 async def _list() -> list[Snapshot]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    return await (await keeper_controller()).snapshots(role="template")
+    return await (await holder()).snapshots(role="template")
 
 
 def _row(item: Snapshot) -> tuple[str, ...]:
@@ -104,9 +104,9 @@ def rm(name: str, force: bool, as_json: bool) -> None:
 
 
 async def _remove(name: str, force: bool) -> Snapshot:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
 
-    controller = await keeper_controller()
+    controller = await holder()
     found = await controller.find_snapshot(name)
     await controller.delete_snapshot(found.id, force=force)
     return found
@@ -124,9 +124,9 @@ def inspect(name: str, as_json: bool) -> None:
 
 
 async def _find(name: str) -> tuple[Snapshot, Snapshot | None]:
-    from ..keeper.client import keeper_controller
+    from .holding import holder
     from .saved import parent_of
 
-    controller = await keeper_controller()
+    controller = await holder()
     found = await controller.find_snapshot(name)
     return found, await parent_of(controller, found)

@@ -83,9 +83,9 @@ class _Look:
         self._before: dict[str, tuple[float, float]] = {}
 
     async def __call__(self) -> list[_Row]:
-        from ..keeper.client import keeper_controller
+        from .holding import holder
 
-        controller = await keeper_controller()
+        controller = await holder()
         if self._name is not None:
             found = [await controller.find(self._name)]
         else:

@@ -10,6 +10,7 @@ import click
 from .groups import VerbGroup
 from .options import Verb, json_option
 from .output import age, plain, print_json, print_table, size
+from .stores import place, volumes
 
 if TYPE_CHECKING:
     from ..volumes.records import VolumeInfo
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
 
 def volume_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion. A prompt is no place for errors."""
-    from ..volumes.store import Volumes
-
     try:
-        return [each.name for each in Volumes().list() if each.name.startswith(incomplete)]
+        known = volumes().list() if place() is None else []
+        return [each.name for each in known if each.name.startswith(incomplete)]
     except Exception:
         return []
 
@@ -48,9 +48,7 @@ def volume() -> None:
 @json_option
 def create(name: str, most: str | None, as_json: bool) -> None:
     """Make an empty volume."""
-    from ..volumes.store import Volumes
-
-    _show(Volumes().create(name, size=most), as_json)
+    _show(volumes().create(name, size=most), as_json)
 
 
 @volume.command("ls", cls=Verb, examples="sloplet volume\nsloplet volume ls -q\nsloplet volume ls --json")
@@ -58,9 +56,7 @@ def create(name: str, most: str | None, as_json: bool) -> None:
 @json_option
 def ls(quiet: bool, as_json: bool) -> None:
     """List volumes, and who has them."""
-    from ..volumes.store import Volumes
-
-    found = Volumes().list()
+    found = volumes().list()
     if as_json:
         print_json([info.to_dict() for info in found])
     elif quiet:
@@ -77,9 +73,7 @@ def ls(quiet: bool, as_json: bool) -> None:
 @json_option
 def inspect(name: str, as_json: bool) -> None:
     """Everything known about a volume: its snapshots, what it takes on the disk, who has it."""
-    from ..volumes.store import Volumes
-
-    info = Volumes().inspect(name)
+    info = volumes().inspect(name)
     if as_json:
         print_json(info.to_dict())
         return
@@ -88,7 +82,7 @@ def inspect(name: str, as_json: bool) -> None:
         ("limit", _limit(info)),
         ("used", size(info.used)),
         ("made", f"{age(info.created_at)} ago" + (f", of {info.source}" if info.source else "")),
-        ("files", info.path),
+        *([("files", info.path)] if info.path else []),
         *(("in use by", str(use)) for use in info.users),
         *(("snapshot", f"{each.name}, {size(each.used)}, {age(each.created_at)} ago") for each in info.snapshots),
     ]
@@ -101,15 +95,13 @@ def inspect(name: str, as_json: bool) -> None:
 @json_option
 def rm(names: tuple[str, ...], as_json: bool) -> None:
     """Remove volumes with all their snapshots, or single snapshots. One that a sandbox has is refused."""
-    from ..volumes.store import Volumes
-
-    volumes = Volumes()
+    known = volumes()
     for each in names:
         name, snapshot = _split(each)
         if snapshot is None:
-            volumes.remove(name)
+            known.remove(name)
         else:
-            volumes.remove_snapshot(name, snapshot)
+            known.remove_snapshot(name, snapshot)
         if not as_json:
             click.echo(each)
     if as_json:
@@ -122,9 +114,7 @@ def rm(names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 def snapshot(name: str, snapshot: str, as_json: bool) -> None:
     """Keep a volume's content as it is now. Nobody may have it read-write meanwhile."""
-    from ..volumes.store import Volumes
-
-    _show(Volumes().snapshot(name, snapshot), as_json)
+    _show(volumes().snapshot(name, snapshot), as_json)
 
 
 @volume.command("clone", cls=Verb, examples="sloplet volume clone data again\nsloplet volume clone data:before again")
@@ -133,10 +123,8 @@ def snapshot(name: str, snapshot: str, as_json: bool) -> None:
 @json_option
 def clone(source: str, name: str, as_json: bool) -> None:
     """A new volume with the content that another has, or had at a snapshot."""
-    from ..volumes.store import Volumes
-
     of, at = _split(source)
-    _show(Volumes().clone(of, name, snapshot=at), as_json)
+    _show(volumes().clone(of, name, snapshot=at), as_json)
 
 
 def _split(text: str) -> tuple[str, str | None]:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import BinaryIO, Protocol
 
 from ..errors import ImageInvalid, ImageNotFound, StateBusy
-from ..fs import write_all
+from ..fs import NO_LINK, write_all
 from ..state.home import Home, new_id, unwritable
 from ..state.locks import FileLock
 from .reference import DIGEST_RE
@@ -93,6 +93,30 @@ class BlobStore:
         if digest is not None:
             _split(digest)
         return BlobWriter(self, digest, size, wait=wait)
+
+    def link_from(self, other: BlobStore, digest: str) -> None:
+        """Have a blob of another store here, too: another name of the same file; a copy where that cannot be. The
+        caller keeps it from going there. ImageNotFound."""
+        if self.has(digest):
+            return
+        self.make_folders(_split(digest)[0])
+        source, target = other.path_of(digest), self.path_of(digest)
+        try:
+            os.link(source, target, follow_symlinks=False)
+            _sync_folder(target.parent)
+        except FileExistsError:
+            pass  # it has come into being meanwhile
+        except FileNotFoundError:
+            raise missing(digest) from None
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise unwritable(target, error) from error
+            with other.open(digest) as file, self.writer(digest, other.size(digest)) as writer:
+                if not writer.done:
+                    writer.restart()
+                    while piece := file.read(_PIECE):
+                        writer.write(piece)
+                writer.commit()
 
     def digests(self) -> list[str]:
         """All that are whole."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ImageInvalid
-from ..fs import FILE, FOLDER, NEW_FILE, open_in
+from ..fs import FILE, FOLDER, NEW_FILE, NO_LINK, open_in
 from .extract import UnpackLimits, split_name
 from .layer import LayerFacts
 from .tarstream import show
@@ -30,8 +30,6 @@ _MOST = 2_000_000  # files of all layers together
 _DEPTH = 512
 _MAX_LINKS = 40
 _KEPT_FOLDERS = 32
-#: A file that cannot have one name more (EMLINK), or where that is no way at all: it is copied.
-_NO_LINK = {errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class File:
@@ -95,6 +93,17 @@ def compose(root: int, layers: int, names: Sequence[str], *, keep_owners: bool) 
             if error.errno != errno.ENAMETOOLONG:
                 raise
             raise ImageInvalid("a path in the image's layers is longer than 4096 bytes, the limit") from error
+        return maker.result
+
+
+def relink(root: int, layers: int, name: str, *, keep_owners: bool) -> Composed:
+    """The files of one unpacked layer a second time, as they are, in the empty folder ``root``: by hard links to those
+    of the layer ``name`` in the folder ``layers``. OSError, ImageInvalid."""
+    with _Layers(layers, [name]) as sources:
+        plan = _Plan(sources)
+        plan.copy(0)
+        maker = _Maker(sources, root, keep_owners, [], [{}])
+        maker.fill(plan.root, root, 0, b"")
         return maker.result
 
 
@@ -169,6 +178,11 @@ class _Plan:
         self._merge(layer, b"", self.root, 0)
         for name, target in facts.links:
             self._link(_split(name), _split(target))
+
+    def copy(self, layer: int) -> None:
+        """Its files alone, whatever it says of the layers below."""
+        self.root.layer, self.root.path = layer, b""
+        self._merge(layer, b"", self.root, 0)
 
     def _merge(self, layer: int, path: bytes, above: Folder, depth: int) -> None:
         """The folder ``path`` of a layer on top of ``above``. Through links a layer may be deeper than its names."""
@@ -326,7 +340,7 @@ class _Maker:
         try:
             os.link(file.name, name, src_dir_fd=source, dst_dir_fd=fd, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _NO_LINK:
+            if error.errno not in NO_LINK:
                 raise
             self._place_copy(file, source, fd, name, path)
         self.result.files += 1

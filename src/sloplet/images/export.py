@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -19,7 +19,7 @@ from .blobs import damaged
 from .layout import FULL_NAME, REF_NAME, path_of
 from .media import MAX_MANIFEST, OCI_INDEX, Descriptor, Platform, parse_manifest
 from .progress import ImageProgress, OnImageProgress, silent
-from .reference import Reference
+from .reference import Reference, parse
 
 if TYPE_CHECKING:
     from .store import ImageStore, StoredImage
@@ -66,9 +66,27 @@ def write_archive(
     progress: OnImageProgress = silent,
 ) -> None:  # fmt: skip
     """The same archive, into a stream."""
+    for piece in archive_pieces(image, store, reference=reference, progress=progress):
+        sink.write(piece)
+
+
+def archive_pieces(
+    image: StoredImage, store: ImageStore, *, reference: Reference | None = None, progress: OnImageProgress = silent
+) -> Generator[bytes, None, None]:
+    """The same archive, piece by piece. Blocking; none of the image's blobs goes until it is closed."""
     with store.adding():
-        for piece in _Export(image, store, reference, progress).pieces():
-            sink.write(piece)
+        yield from _Export(image, store, reference, progress).pieces()
+
+
+def name_of(image: StoredImage, asked: str) -> Reference | None:
+    """What an image is called in an archive: as it was asked for, if that is a name of it, else by its first name."""
+    try:
+        name = parse(asked)
+        if str(name) in image.references:
+            return name
+    except SpecError:
+        pass
+    return parse(image.references[0]) if image.references else None
 
 
 class _Export:

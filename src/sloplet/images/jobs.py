@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..fs import FOLDER, remove_tree, write_atomic
+from ..fs import FILE, FOLDER, remove_tree, write_atomic
 
 Job = Callable[[dict[str, Any], Sequence[int], Callable[[int], None]], dict[str, Any]]
 
@@ -31,6 +31,22 @@ def _unpack(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int],
         os.close(root)
     write_atomic(fds[1], LAYER_FACTS, facts.to_json())
     return {"entries": facts.entries, "bytes": facts.size}
+
+
+def _relink(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    """``fds``: the folder that the layer is made in, and the one that the other store's layers lie in."""
+    from .compose import LAYER_FACTS, LAYER_TREE, relink
+
+    name = arguments["layer"]
+    os.mkdir(LAYER_TREE, 0o755, dir_fd=fds[0])
+    root = os.open(LAYER_TREE, FOLDER, dir_fd=fds[0])
+    try:
+        made = relink(root, fds[1], name, keep_owners=arguments["owners"] == "kept")
+    finally:
+        os.close(root)
+    with os.fdopen(os.open(f"{name}/{LAYER_FACTS}", FILE, dir_fd=fds[1]), "rb") as file:
+        write_atomic(fds[0], LAYER_FACTS, file.read())
+    return made.to_dict()
 
 
 def _compose(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
@@ -72,4 +88,6 @@ def _open(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], N
 
 
 #: Each imports what it needs when it is called: a child does one or two of them.
-JOBS: dict[str, Job] = {"unpack": _unpack, "compose": _compose, "remove": _remove, "open": _open, "copy": _copy}
+JOBS: dict[str, Job] = {
+    "unpack": _unpack, "relink": _relink, "compose": _compose, "remove": _remove, "open": _open, "copy": _copy,
+}  # fmt: skip

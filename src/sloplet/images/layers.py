@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -50,7 +51,10 @@ class Layers:
         assert lock is not None
         try:
             if not _is_there(folder):
-                self._unpack(folder, layer, diff_id, progress, session, limits or UnpackLimits())
+                from .adopting import link_layer
+
+                if not link_layer(self._home, folder.name, layer, diff_id, progress, session):
+                    self._unpack(folder, layer, diff_id, progress, session, limits or UnpackLimits())
             return folder.name
         finally:
             lock.release()
@@ -68,17 +72,24 @@ class Layers:
             progress(ImageProgress("unpack", layer.digest, min(done, layer.size - 1), layer.size))
 
         tell(0)
-        with self._blobs.open(layer.digest) as blob, Staging(self._home, f"l{folder.name[:31]}") as staging:
-            try:
-                self.path.mkdir(0o700, exist_ok=True)
-                arguments = {"diff_id": diff_id, "limits": asdict(limits)}
-                session.run("unpack", arguments, [blob.fileno(), staging.fd], tell)
-            except OSError as error:
-                raise unwritable(folder, error) from error
-            if folder.exists():  # not whole: of before a loss of power
-                userns.remove(self.path, folder.name)
-            staging.publish(f"layers/{folder.name}", sync=False)
+        arguments = {"diff_id": diff_id, "limits": asdict(limits)}
+        with self._blobs.open(layer.digest) as blob:
+            make_layer(self._home, folder.name, lambda fd: session.run("unpack", arguments, [blob.fileno(), fd], tell))
         progress(ImageProgress("unpack", layer.digest, layer.size, layer.size))
+
+
+def make_layer(home: Home, name: str, make: Callable[[int], object]) -> None:
+    """Have ``make`` fill an empty folder, and give it its name. The lock of the layer is held. StateUnwritable."""
+    layers = home.images / "layers"
+    with Staging(home, f"l{name[:31]}") as staging:
+        try:
+            layers.mkdir(0o700, exist_ok=True)
+            make(staging.fd)
+        except OSError as error:
+            raise unwritable(layers / name, error) from error
+        if (layers / name).exists():  # not whole: of before a loss of power
+            userns.remove(layers, name)
+        staging.publish(f"layers/{name}", sync=False)
 
 
 def _is_there(folder: Path) -> bool:

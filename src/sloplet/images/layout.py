@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -61,6 +61,9 @@ _FORMS = "an OCI layout (a folder or a tar), what docker save wrote, or a root f
 _LEVEL = 1  # of gzip: what is packed here is unpacked here, as a rule
 
 
+_Taken = tuple[Manifest, Reference | None]
+
+
 def import_image(
     path: str | os.PathLike[str], store: ImageStore, reference: Reference | None = None, *, pick: str | None = None,
     platform: str | None = None, progress: OnImageProgress = silent,
@@ -71,22 +74,52 @@ def import_image(
     SpecError, StateUnwritable; nothing is half there then.
     """
     place = path_of(path)
+
+    def read(work: _Import) -> _Taken:
+        if place.is_dir():
+            return work.folder(place)
+        with _open(place) as file:
+            return work.file(file)
+
+    return _take(read, repr(os.fspath(path)[:200]), store, reference, pick, platform, progress)
+
+
+def import_file(
+    file: BinaryIO, store: ImageStore, reference: Reference | None = None, *, pick: str | None = None,
+    platform: str | None = None, progress: OnImageProgress = silent,
+) -> StoredImage:  # fmt: skip
+    """The same of an archive that is open already, to be read by position."""
+    return _take(lambda work: work.file(file), "the archive", store, reference, pick, platform, progress)
+
+
+def sendable(path: str | os.PathLike[str]) -> Generator[bytes, None, None]:
+    """What is at ``path`` as an archive, for a server to take in: a file as it is, a folder as a tar. Blocking."""
+    from ..archive import rootfs
+
+    place = path_of(path)
+    if place.is_dir():
+        yield from rootfs.tar(place, owners=os.geteuid() == 0 and place.stat().st_uid == 0)
+        return
+    with _open(place) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _take(
+    read: Callable[[_Import], _Taken], shown: str, store: ImageStore, reference: Reference | None, pick: str | None,
+    platform: str | None, progress: OnImageProgress,
+) -> StoredImage:  # fmt: skip
     wanted = parse_platform(platform) if platform else host_platform()
-    work = _Import(store, wanted, pick, progress)
     try:
         with store.adding():
-            if place.is_dir():
-                manifest, name = work.folder(place)
-            else:
-                with _open(place) as file:
-                    manifest, name = work.file(file)
+            manifest, name = read(_Import(store, wanted, pick, progress))
             image = store.record(manifest.digest, reference=reference or name)
     except OSError as error:
         if isinstance(error, FileMissing):
             raise
-        raise file_error(error.errno or 0, f"{os.fspath(path)[:200]!r} cannot be read: {error.strerror}") from error
+        raise file_error(error.errno or 0, f"{shown} cannot be read: {error.strerror}") from error
     except ImageInvalid as error:
-        raise type(error)(f"{os.fspath(path)[:200]!r} cannot be used: {error.message}", hint=error.hint) from error
+        raise type(error)(f"{shown} cannot be used: {error.message}", hint=error.hint) from error
     called = reference or name
     progress(ImageProgress("done", key=image.id, text=called.familiar if called else image.short))
     return image

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ImageError, ImageInvalid, ImageNotFound, RegistryError, StateBusy
-from . import credentials as own
 from . import registries as configured
+from .access import Access, access_of
 from .blobs import BlobStore, BlobWriter
 from .config import MAX_CONFIG, parse_config
 from .media import (
@@ -51,22 +51,26 @@ _BUSY_PAUSE = 0.2
 async def pull(
     reference: Reference, store: ImageStore, *, platform: str | None = None, progress: OnImageProgress = silent,
     insecure: bool = False, registries: Registries | None = None, patience: Patience | None = None,
+    access: Access | None = None,
 ) -> StoredImage:  # fmt: skip
     """Bring an image here, or what is missing of it, and give it its name.
 
-    ``insecure``: plain HTTP, to a registry on this machine. Raises SpecError, ImageNotFound, ImageInvalid,
+    ``insecure``: plain HTTP, to a registry on this machine. ``access``: by default what holds for the owner of the
+    store. Raises NotAllowed, SpecError, ImageNotFound, ImageInvalid,
     ImagePlatform, RegistryDenied, RegistryUnavailable, RegistryError, StateUnwritable; nothing is half there then.
     """
     refuse_standard(reference, "is built, not pulled: no registry is asked for it")
     wanted = parse_platform(platform) if platform else host_platform()
     if registries is None:
         registries = await asyncio.to_thread(configured.load, store.home)
+    if access is None:
+        access = await asyncio.to_thread(access_of, store.home)
     endpoints = registries.pull(reference, insecure=insecure)
     progress(ImageProgress("resolve", text=reference.familiar))
     async with adding(store):
         for number, endpoint in enumerate(endpoints):
             try:
-                found = await _from(endpoint, reference, store, wanted, progress, patience)
+                found = await _from(endpoint, reference, store, wanted, progress, patience, access)
                 break
             except ImageError as error:
                 if number == len(endpoints) - 1:
@@ -80,14 +84,14 @@ async def pull(
 
 async def _from(
     endpoint: Endpoint, reference: Reference, store: ImageStore, wanted: Platform, progress: OnImageProgress,
-    patience: Patience | None,
+    patience: Patience | None, access: Access,
 ) -> Manifest:  # fmt: skip
     """Everything of the image, from one server."""
-    found = await asyncio.to_thread(own.find, endpoint.host, endpoint.repository)
+    found = await asyncio.to_thread(access.credentials, endpoint, reference)
     patience = patience or Patience()
     if endpoint.mirror:  # there is another one to ask
         patience = replace(patience, tries=min(patience.tries, _MIRROR_TRIES))
-    async with RegistryClient(endpoint, found, patience=patience) as client:
+    async with RegistryClient(endpoint, found, patience=patience, reach=access.reach_of(endpoint)) as client:
         pulling = _Pull(client, store.blobs, wanted, progress)
         seen = ""
         for _ in range(_MOVES):

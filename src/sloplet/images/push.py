@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from ..errors import RegistryError, RegistryUnavailable
-from . import credentials as own
 from . import reference as references
 from . import registries as configured
+from .access import Access, access_of
 from .blobs import BlobStore
 from .media import MAX_MANIFEST, Descriptor, Manifest, parse_manifest
 from .patience import Patience, Transient, Tries
@@ -34,20 +34,26 @@ THERE = "there already"  #: the text of a blob's progress that need not be sent
 async def push(
     image: StoredImage, reference: Reference, store: ImageStore, *, progress: OnImageProgress = silent,
     insecure: bool = False, registries: Registries | None = None, patience: Patience | None = None,
+    access: Access | None = None,
 ) -> str:  # fmt: skip
     """Send an image, byte for byte as it was pulled or built, and return the digest of its manifest.
 
-    ``insecure``: plain HTTP, to a registry on this machine. Raises SpecError, ImageNotFound (a blob went meanwhile),
+    ``insecure``: plain HTTP, to a registry on this machine. ``access``: by default what holds for the owner of the
+    store. Raises NotAllowed, SpecError, ImageNotFound (a blob went meanwhile),
     RegistryDenied, RegistryUnavailable, RegistryError.
     """
     if registries is None:
         registries = await asyncio.to_thread(configured.load, store.home)
     endpoint = registries.push(reference, insecure=insecure)
-    found = await asyncio.to_thread(own.find, endpoint.host, endpoint.repository)
+    if access is None:
+        access = await asyncio.to_thread(access_of, store.home)
+    found = await asyncio.to_thread(access.credentials, endpoint, reference)
     lender = _lender(image, reference)
     async with adding(store):  # none of its blobs goes while they are sent
         manifest = parse_manifest(await asyncio.to_thread(store.blobs.read, image.manifest, MAX_MANIFEST))
-        async with RegistryClient(endpoint, found, push=True, mount_from=lender, patience=patience) as client:
+        async with RegistryClient(
+            endpoint, found, push=True, mount_from=lender, patience=patience, reach=access.reach_of(endpoint)
+        ) as client:
             pushing = _Push(client, store.blobs, lender, progress)
             await pushing.blobs(manifest)
             await pushing.manifest(manifest, reference)

@@ -104,10 +104,11 @@ class Registries:
 
 
 def load(home: Home, environ: Mapping[str, str] | None = None) -> Registries:
-    """Read the file, if there is one. Raises SpecError, which tells what is wrong in it."""
+    """Read the file, if there is one; for a tenant of a server its operator's. Raises SpecError, which tells what is
+    wrong in it."""
     environ = os.environ if environ is None else environ
     named = environ.get("SLOPLET_REGISTRIES")
-    path = Path(named).expanduser() if named else home.path / "registries.toml"
+    path = Path(named).expanduser() if named else (home.main or home).path / "registries.toml"
     return Registries(_read(path, required=bool(named)), _certificate_folders(environ))
 
 

@@ -30,6 +30,7 @@ from .challenge import content_range, origin, retry_after
 from .credentials import ANONYMOUS, Credentials
 from .media import ACCEPTED, MAX_MANIFEST, Descriptor, digest_of, verify
 from .patience import Patience, Transient, Tries
+from .reach import Reach, confine
 from .reference import DIGEST_RE
 from .registries import Endpoint
 from .threads import whole
@@ -46,11 +47,12 @@ Body = Callable[[], AsyncGenerator[bytes, None]]
 
 
 class RegistryClient:
-    """An asynchronous context manager. Raises RegistryDenied, RegistryUnavailable, RegistryError, ImageNotFound."""
+    """An asynchronous context manager. Raises RegistryDenied, RegistryUnavailable, RegistryError, ImageNotFound; with
+    ``reach`` also NotAllowed, for where it may not go."""
 
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials = ANONYMOUS, *, push: bool = False,
-        mount_from: str | None = None, patience: Patience | None = None,
+        mount_from: str | None = None, patience: Patience | None = None, reach: Reach | None = None,
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.patience = patience or Patience()
@@ -69,6 +71,8 @@ class RegistryClient:
                 f"the proxy that the environment names cannot be used: {why}",
                 hint="see HTTPS_PROXY and NO_PROXY; special characters in a password are written as %XX",
             ) from None
+        if reach is not None:
+            confine(self.http, reach)
         scopes = [f"repository:{endpoint.repository}:pull,push"] if push else []
         scopes += [f"repository:{mount_from}:pull"] if mount_from else []
         self._tokens = Tokens(endpoint, credentials, self.http, scopes)

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,7 +20,7 @@ from ..errors import ImageError, ImageInvalid, ImageNotFound, SpecError
 from ..fs import FOLDER, write_all, write_atomic
 from ..state.home import Home, unwritable
 from ..state.locks import FileLock, image_lock_path
-from . import lease
+from . import adopting, lease
 from .progress import OnImageProgress, silent
 from .reference import parse
 from .staging import Staging
@@ -91,17 +90,19 @@ def _of_store(image: str, store: ImageStore, progress: OnImageProgress, patient:
 
 
 def find_or_pull(image: str, store: ImageStore, progress: OnImageProgress, patient: Patient | None) -> StoredImage:
-    """What a reference or an id means here; a reference that means nothing here is pulled, if somebody is patient."""
+    """What a reference or an id means here, or to the operator of whose server this is a tenant; a reference that
+    means nothing is pulled, if somebody is patient."""
     if _ID_RE.match(image):
-        return store.find(image)
+        return adopting.find(store, image)
     try:
         reference = parse(image)
     except SpecError as error:
         raise ImageNotFound(f"the image {image[:200]!r} does not exist: {error.message}", hint=_FORMS) from error
-    if patient is None:
-        return store.find(image)
-    with suppress(ImageNotFound):
-        return store.find(image)
+    try:
+        return adopting.find(store, image)
+    except ImageNotFound:
+        if patient is None:
+            raise
     refuse_standard(reference)
     from .pull import pull
 

@@ -9,13 +9,13 @@ just found here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import ResolvedImage
-from ..errors import ImageInvalid, ImageNotFound, SpecError
+from ..errors import ImageInvalid, ImageNotFound, ServerError, SpecError
 from ..state.home import Home
 from ..state.image_rows import ImageRow, ImageRows
 from . import media, trees
@@ -70,6 +70,28 @@ class StoredImage:
                 "created": config.created, "author": config.author,
             },
         }  # fmt: skip
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> StoredImage:
+        """What ``to_dict`` tells of one, as far as it does: for images on a server. ServerError."""
+        try:
+            told, layers = data["config"], data["layers"]
+            system, _, rest = str(data["platform"]).partition("/")
+            architecture, _, variant = rest.partition("/")
+            config = ImageConfig(
+                env=tuple(told["env"].items()), user=told["user"], workdir=told["workdir"],
+                entrypoint=tuple(told["entrypoint"]), cmd=tuple(told["cmd"]), volumes=tuple(told["volumes"]),
+                ports=tuple(told["ports"]), stop_signal=told["stop_signal"], labels=tuple(told["labels"].items()),
+                created=told["created"], author=told["author"], os=system, architecture=architecture, variant=variant,
+                diff_ids=tuple(layer["diff_id"] for layer in layers),
+            )  # fmt: skip
+            return StoredImage(
+                data["id"], data["manifest"], tuple(data["references"]), config,
+                tuple(media.Descriptor(each["mediaType"], each["digest"], each["size"]) for each in layers),
+                data["size"], data["created_at"], data["used_at"], data["platform"],
+            )  # fmt: skip
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ServerError(f"the server tells of an image in words that make no sense: {error!r:.80}") from error
 
 
 _Images = list[StoredImage]  # spelled here: inside ImageStore, `list` is its method

@@ -54,10 +54,16 @@ class Patient:
 
 async def whole(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """``asyncio.to_thread``; who is cancelled goes on only when the thread is done. For what does not take long."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    return await seen_through(asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs)))
+
+
+async def seen_through(task: asyncio.Task[T], give_up: Callable[[], None] = lambda: None) -> T:
+    """What becomes of a task that is not to be left alone: who is cancelled calls ``give_up``, and goes on only when
+    the task is done."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        give_up()
         while not task.done():
             try:
                 await asyncio.wait([task])

@@ -20,6 +20,8 @@ from ..wire.schema import Tag
 MAX_BODY = 32768
 #: What a keeper answers on its way out. It has then done nothing, and the client asks the next one.
 LEAVING = "the keeper is leaving"
+#: In the FLAGS of a client's HELLO: what it asks for is asked for by others, so nothing counts as used by it.
+ACTS_FOR_OTHERS = 1
 #: Given by the keeper in its own CLOSE; an agent's CLOSE never carries BODY through a relay.
 _EIO = 5
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +19,12 @@ from ..engines.base import Guarantee, HostStats
 from ..errors import KeeperError, SandboxDead, SandboxNotFound, SlopletError, SpecError
 from ..spec import SandboxSpec
 from ..state.home import Home
-from ..wire.fields import Fields, RecordDecoder
+from ..wire.fields import Fields
 from ..wire.mux import HostStream
 from ..wire.schema import MAX_OPEN, Op, Tag
 from . import LEAVING, from_body, to_body
 from .connection import HELLO_TIMEOUT, Connection, connect
+from .followed import Followed
 from .history import KeeperHistory
 from .network import KeeperNetwork
 
@@ -40,11 +41,13 @@ _NOBODY = object()  # the answer of a keeper that does not run
 
 
 class KeeperClient(KeeperHistory, KeeperNetwork):
-    """See ``Controller`` for what each method promises. ``start`` False: never start a keeper."""
+    """See ``Controller`` for what each method promises. ``start`` False: never start a keeper. ``acting``: for others,
+    who say themselves what they use (a server does so)."""
 
-    def __init__(self, home: Home, *, start: bool = True) -> None:
+    def __init__(self, home: Home, *, start: bool = True, acting: bool = False) -> None:
         self.home = home
         self._start = start
+        self._acting = acting
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
 
@@ -89,10 +92,7 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
             connection = await self._connected()
             if connection is None:
                 connection = await self._to_wake(sandbox_id)
-        connection.check_version()
-        if connection.mux.congested:
-            await connection.mux.drained()
-        return connection.mux.open(Fields(*request).add(Tag.SANDBOX, sandbox_id))
+        return await open_on(connection, sandbox_id, request)
 
     async def kill(self, sandbox_id: str) -> None:
         if await self._ask("kill", sandbox=sandbox_id) is _NOBODY:
@@ -129,10 +129,35 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
 
     # -- beyond the protocol -----------------------------------------------------------
 
+    async def follow(self, what: str, sandbox_id: str | None = None) -> Followed:
+        """``events`` or ``asks`` once the keeper tells them: why it cannot is raised here, and nothing is missed from
+        now on. Without a sandbox a keeper is started if none runs."""
+        if sandbox_id is None:
+            await self._ours()
+        stream = await self._listening(what, sandbox_id)
+        try:
+            await stream.started()
+        except BaseException:
+            stream.reset()
+            raise
+        return Followed(stream)
+
+    async def pools(self) -> Sequence[dict[str, Any]]:
+        """What the keeper has ready: the settings, how many are wanted, and how many there are."""
+        found = await self._ask("pools")
+        return [] if found is _NOBODY else [dict(item) for item in found]
+
     async def status(self) -> dict[str, Any] | None:
         """The keeper's pid, version, sandboxes and clients; None if none runs."""
         found = await self._ask("status")
         return None if found is _NOBODY else dict(found)
+
+    async def reach(self, sandbox_id: str) -> Path:
+        """The socket of a keeper that can be asked about this sandbox, started where it sleeps; for whoever passes
+        bytes on to it. Raises why there is nobody to ask."""
+        connection = await self._connected() or await self._to_wake(sandbox_id)
+        connection.check_version()
+        return connection.path
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -209,7 +234,7 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
             if self._connection is None or self._connection.lost:
                 if not _exists(self.home):
                     return None
-                self._connection = await connect(self.home.open().socket_path())
+                self._connection = await connect(self.home.open().socket_path(), acting=self._acting)
             return self._connection
 
     async def _ours(self) -> Connection:
@@ -242,23 +267,21 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
         return self._told(method, sandbox_id, stream)
 
     async def _told(self, method: str, sandbox_id: str | None, stream: HostStream | None) -> AsyncIterator[Any]:
-        if stream is None:
-            connection = await self._connected()
-            if connection is None:
-                if sandbox_id is not None:
-                    raise await self._why_not(sandbox_id)
-                raise KeeperError("no keeper runs, so nothing happens", hint="`sloplet create` starts one")
-            connection.check_version()
-            stream = connection.mux.open(_request(method, sandbox=sandbox_id))
-        decoder = RecordDecoder()
+        followed = Followed(stream if stream is not None else await self._listening(method, sandbox_id))
         try:
-            await stream.started()
-            while (piece := await stream.recv()) is not None:
-                for record in decoder.feed(piece.data):
-                    yield from_body(record.raw(Tag.BODY))
-            await stream.result()
+            async for item in followed:
+                yield item
         finally:
-            stream.reset()
+            followed.close()
+
+    async def _listening(self, method: str, sandbox_id: str | None) -> HostStream:
+        connection = await self._connected()
+        if connection is None:
+            if sandbox_id is not None:
+                raise await self._why_not(sandbox_id)
+            raise KeeperError("no keeper runs, so nothing happens", hint="`sloplet create` starts one")
+        connection.check_version()
+        return connection.mux.open(_request(method, sandbox=sandbox_id))
 
     # -- without a keeper --------------------------------------------------------------
 
@@ -301,6 +324,13 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
             return not_here(await self.find(sandbox_id))
         except SandboxNotFound as error:
             return error
+
+
+async def open_on(connection: Connection, sandbox_id: str, request: Fields) -> Stream:
+    connection.check_version()
+    if connection.mux.congested:
+        await connection.mux.drained()
+    return connection.mux.open(Fields(*request).add(Tag.SANDBOX, sandbox_id))
 
 
 async def _events(source: AsyncIterator[Any]) -> AsyncIterator[Event]:

@@ -15,7 +15,7 @@ from ..errors import KeeperError, ProtocolError, SandboxDead, SlopletError
 from ..wire.fields import Fields
 from ..wire.mux import HostMux, HostStream
 from ..wire.schema import Tag
-from . import error_of, unreachable
+from . import ACTS_FOR_OTHERS, error_of, unreachable
 
 HELLO_TIMEOUT = 10.0
 _UCRED = struct.Struct("3i")
@@ -47,9 +47,9 @@ class Connection:
         self._close.atexit = False
         self.mux = KeeperMux(fd, fd, on_lost=self._on_lost, refuse=False)
 
-    async def greet(self) -> None:
+    async def greet(self, *, acting: bool = False) -> None:
         """Exchange HELLO. Nothing is asked before: a keeper that is just leaving has then done nothing for us."""
-        self.mux.hello(Fields((Tag.MESSAGE, __version__), (Tag.PID, os.getpid())))
+        self.mux.hello(greeting(acting=acting))
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 hello = await self.mux.peer_hello()
@@ -97,7 +97,13 @@ class Connection:
         self._close()
 
 
-async def connect(path: Path) -> Connection | None:
+def greeting(*, acting: bool = False) -> Fields:
+    """What a client says of itself. ``acting``: it acts for others."""
+    fields = Fields((Tag.MESSAGE, __version__), (Tag.PID, os.getpid()))
+    return fields.add(Tag.FLAGS, ACTS_FOR_OTHERS) if acting else fields
+
+
+async def connect(path: Path, *, acting: bool = False) -> Connection | None:
     """A connection that has been greeted; None if nobody listens there."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HELLO_TIMEOUT
@@ -121,7 +127,7 @@ async def connect(path: Path) -> Connection | None:
                 hint="set SLOPLET_HOME to a folder of your own",
             )
         try:
-            await connection.greet()
+            await connection.greet(acting=acting)
         except SandboxDead:
             continue  # it was leaving: nothing was asked yet
         except BaseException:

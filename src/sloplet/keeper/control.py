@@ -53,6 +53,7 @@ class Control:
             "guarantees": self._guarantees,
             "image_config": self._image_config,
             "stats": self._stats,
+            "pools": self._pools,
             "status": self._status,
             "leave": self._leave,
         }
@@ -181,6 +182,9 @@ class Control:
             "clients": len(self._server.clients),
         }
 
+    async def _pools(self, params: Any) -> Any:
+        return self._runtime.pools.known()
+
     async def _leave(self, params: Any) -> Any:
         """Asked by a client of another version. Only a keeper that holds nothing may go."""
         left = not self._server.busy
@@ -220,7 +224,7 @@ class Control:
             if making.exception() is not None:
                 heard.cancel()
             info = making.result()
-            client.using.add(info.id)
+            client.use(info.id)
             if not client.gone:
                 stream.reply(Fields((Tag.BODY, to_body({"result": info.to_dict()}))))
             if not await heard and not (client.gone and spec.name):

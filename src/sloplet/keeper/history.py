@@ -48,7 +48,7 @@ class HistoryMethods:
 
     async def _resume(self, client: Client, params: dict[str, Any]) -> Any:
         info = await self._runtime.resume(params["sandbox"])
-        client.using.add(info.id)
+        client.use(info.id)
         return info.to_dict()
 
     async def _release(self, client: Client, params: dict[str, Any]) -> Any:
@@ -75,7 +75,7 @@ class HistoryMethods:
         made = await self._runtime.fork(
             params["sandbox"], params["count"], names=params["names"], snapshot=params["snapshot"]
         )
-        client.using.update(info.id for info in made)
+        client.use(*(info.id for info in made))
         return [info.to_dict() for info in made]
 
     async def _rollback(self, client: Client, params: dict[str, Any]) -> Any:
@@ -95,7 +95,7 @@ class HistoryMethods:
 
     async def _load(self, client: Client, params: dict[str, Any]) -> Any:
         info = await self._runtime.load(params["path"], name=params["name"])
-        client.using.add(info.id)
+        client.use(info.id)
         return info.to_dict()
 
 

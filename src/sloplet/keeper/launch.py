@@ -29,6 +29,7 @@ _KEPT = {
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH",
 }  # fmt: skip
 _KEPT_PREFIXES = ("SLOPLET_", "XDG_", "LC_")
+_LEFT = {"SLOPLET_URL", "SLOPLET_KEY", "SLOPLET_CA"}  # of a server elsewhere: not this home's business
 
 
 def start(home: Home) -> None:
@@ -67,6 +68,7 @@ def environment(source: Mapping[str, str], home: Home) -> dict[str, str]:
 
     kept = variables(source)
     kept |= {key: value for key, value in source.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
+    kept = {key: value for key, value in kept.items() if key not in _LEFT}
     kept["SLOPLET_HOME"] = os.fspath(home.path)
     return kept
 

@@ -5,7 +5,8 @@ moved. What cannot move stays in the streams' queues, which credit bounds:
 
 - output: the sandbox gets credit only as the client grants it, and never more than one window (256 KiB) beyond
   what was passed on. A client that does not read, or grants 16 MiB, costs 256 KiB a stream.
-- input: the client's window is refilled only after the sandbox's credit took the bytes.
+- input: the client's window is refilled only after the sandbox's credit took the bytes. A few streams of a client at a
+  time that bring much, to a sandbox that takes it, get a larger window (1 MiB): fewer, larger steps.
 
 A client's RESET, or its loss (``abandon``), resets the sandbox's stream: commands that asked for it die,
 detached ones live on.
@@ -23,14 +24,25 @@ from ..wire.schema import INITIAL_CREDIT, MAX_PAYLOAD, Tag
 from . import error_close
 
 _LUMP = INITIAL_CREDIT // 2
+_MUCH = 4 * INITIAL_CREDIT
 _OURS = (Tag.BODY, Tag.SANDBOX)
 
 
 class Relay:
     """``front`` is the client's, ``back`` the sandbox's. ``on_done`` is called once, after the CLOSE was passed on."""
 
-    def __init__(self, front: AgentStream, back: HostStream, on_done: Callable[[Relay], None]) -> None:
+    def __init__(
+        self,
+        front: AgentStream,
+        back: HostStream,
+        on_done: Callable[[Relay], None],
+        may_grow: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._front = front
+        self._may_grow = may_grow
+        self.grown = False  #: whether its input has a larger window
+        self._moved = 0  # input since it was last thought about
+        self._lump = _LUMP
         self._back = back
         self._on_done = on_done
         self._allowed = INITIAL_CREDIT  # what the sandbox may still send, or has sent and lies in our queue
@@ -119,11 +131,21 @@ class Relay:
             self._taken += sent
         else:
             self._when_drained(back)
-        if self._taken >= _LUMP:
+        if self._taken >= self._lump:
             front.grant(self._taken)
+            self._moved += self._taken
             self._taken = 0
+            if self._moved >= _MUCH and not self.grown:
+                self._grow()
         if empty and front.peer_ended:
             back.end_now()
+
+    def _grow(self) -> None:
+        self._moved = 0
+        if self._may_grow():
+            self.grown = True
+            self._lump = 2 * INITIAL_CREDIT
+            self._front.grant(3 * INITIAL_CREDIT)
 
     def _when_drained(self, stream: AgentStream | HostStream) -> None:
         """Go on when the stream's connection has room again."""

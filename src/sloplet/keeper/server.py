@@ -23,7 +23,7 @@ from ..state.home import Home, unwritable
 from ..wire.fields import Fields
 from ..wire.mux import AgentMux, AgentStream, HostStream
 from ..wire.schema import Op, Tag
-from . import LEAVING, error_close
+from . import ACTS_FOR_OTHERS, LEAVING, error_close
 from .connection import peer_of
 from .control import Control
 from .relay import Relay
@@ -32,6 +32,7 @@ _HELLO_TIMEOUT = 10.0
 _FIRST_CLIENT = 2.0
 _MAX_CLIENTS = 1024
 _MAX_PENDING = 4 << 20
+_MAX_GROWN = 8  # streams of a client that may bring much at a time
 
 Log = Callable[[str], None]
 
@@ -201,6 +202,13 @@ class Client:
     def same_version(self) -> bool:
         return self._mux.peer is not None and self._mux.peer.text(Tag.MESSAGE, "") == __version__
 
+    def use(self, *sandboxes: str) -> None:
+        """This program uses them from now on, until it releases them. One that acts for others (a server) does not: it
+        knows itself whom it acts for."""
+        hello = self._mux.peer
+        if hello is None or not hello.integer(Tag.FLAGS, 0) & ACTS_FOR_OTHERS:
+            self.using.update(sandboxes)
+
     def drop(self, error: SlopletError) -> None:
         """The connection is lost, or not wanted any more. Idempotent."""
         if self.gone:
@@ -235,7 +243,7 @@ class Client:
             if not self.same_version:
                 raise other_version()
             back = cast(HostStream, await self.server.runtime.open(sandbox_id, request))
-            self.using.add(sandbox_id)
+            self.use(sandbox_id)
         except SlopletError as error:
             if not self.gone:
                 stream.close(error_close(await self.server.control.why_closed(sandbox_id, error)))
@@ -246,9 +254,12 @@ class Client:
         if self.gone:
             back.reset()
             return
-        relay = Relay(stream, back, self._relays.discard)
+        relay = Relay(stream, back, self._relays.discard, self._may_grow)
         self._relays.add(relay)
         relay.start()
+
+    def _may_grow(self) -> bool:
+        return sum(relay.grown for relay in self._relays) < _MAX_GROWN
 
     def _hold(self, size: int) -> None:
         """Requests that wait for a sandbox which does not read them: bounded, by not reading more of them."""

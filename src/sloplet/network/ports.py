@@ -51,12 +51,13 @@ async def dial(opener: Opener, sandbox_id: str, port: int, patience: float = 0.0
             return stream
         except BaseException as error:
             stream.reset()
-            if not isinstance(error, SlopletError) or not _refused(stream) or loop.time() >= deadline:
+            if not isinstance(error, SlopletError) or not was_refused(stream) or loop.time() >= deadline:
                 raise
         await asyncio.sleep(_AGAIN)
 
 
-def _refused(stream: HostStream) -> bool:
+def was_refused(stream: HostStream) -> bool:
+    """Nothing listens there."""
     return stream.outcome is not None and stream.outcome.integer(Tag.ERRNO, 0) == errno.ECONNREFUSED
 
 
@@ -178,9 +179,13 @@ class Listener:
 
 
 class Ports:
-    """All listeners of one holder. ``is_awake`` tells of a sandbox whether it runs just now."""
+    """All listeners of one holder. ``is_awake`` tells of a sandbox whether it runs just now. Without ``listens`` there
+    are none: of a server's tenants nothing listens on its machine, where others could connect who have no key."""
 
-    def __init__(self, opener: Opener, is_awake: Callable[[str], bool] = lambda sandbox_id: True) -> None:
+    def __init__(
+        self, opener: Opener, is_awake: Callable[[str], bool] = lambda sandbox_id: True, *, listens: bool = True
+    ) -> None:
+        self._listens = listens
         self.opener = opener
         self.is_awake = is_awake
         self._listeners: dict[str, _list[Listener]] = {}
@@ -195,6 +200,11 @@ class Ports:
         check_port(port)
         check_port(host_port, any_free=True)
         address = check_address(address)
+        if not self._listens:
+            raise PortUnavailable(
+                "ports of a server's tenants are not listened on at its machine",
+                hint="they have names: box.public_url()",
+            )
         there = self._listeners.setdefault(sandbox_id, [])
         try:
             for listener in there:
@@ -232,7 +242,7 @@ class Ports:
     def reserve(self, sandbox_id: str, ports: Iterable[tuple[int, int]]) -> None:
         """Listen for all of these, (inside, outside), or for none. Nobody is served before ``begin``."""
         try:
-            for inside, outside in ports:
+            for inside, outside in ports if self._listens else ():
                 self.expose(sandbox_id, inside, outside, accept=False)
         except BaseException:
             self.close(sandbox_id)
@@ -242,7 +252,7 @@ class Ports:
         """The sandbox runs: serve those who wait. Those of ``ports`` that are not listened on yet are now, as far as
         they can be (why not, if not) and nobody has said otherwise."""
         problem = ""
-        for inside, outside in ports:
+        for inside, outside in ports if self._listens else ():
             there = [each for each in self.list(sandbox_id) if each.inside == inside and not each.problem]
             given_up = self._missing.get(sandbox_id, {}).get(inside) == ""
             if not given_up and (outside or not there):

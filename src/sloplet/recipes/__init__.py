@@ -40,7 +40,7 @@ async def build(
     options: dict[str, Any] = {"no_cache": no_cache, "on_event": on_event, "engine": engine, **limits}
     if needs := getattr(found, "NEEDS", None):
         await build(needs, **options)
-    image: StoredImage = await found.image().build_async([name, *tags], **options)
+    image: StoredImage = await found.image().build_async([name, *tags], server="", **options)
     return image
 
 

@@ -30,9 +30,10 @@ def kernel_folder(home: Home | None = None) -> Path:
 
 def find_tool(name: str, home: Home | None = None) -> Path | None:
     """A program: ours, else the PATH's, else the system's. None if there is none."""
-    own = bin_folder(home) / name
-    if os.access(own, os.X_OK):
-        return own
+    home = home or Home()
+    for ours in (home, home.main):  # a tenant's, and its server's
+        if ours is not None and os.access(own := bin_folder(ours) / name, os.X_OK):
+            return own
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":" + _SYSTEM_PATH)
     return Path(found) if found else None
 

@@ -130,6 +130,56 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE snapshots ADD COLUMN image TEXT",
         "CREATE INDEX snapshot_images ON snapshots (image) WHERE image IS NOT NULL",
     ),
+    (
+        # What `sloplet serve` keeps (server/): only in the server's own home, empty in all others.
+        """CREATE TABLE server_keys (
+            id TEXT PRIMARY KEY,
+            name TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            digest BLOB NOT NULL,
+            admin INTEGER NOT NULL,
+            limits TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            expires_at REAL,
+            revoked_at REAL
+        ) WITHOUT ROWID""",
+        "CREATE UNIQUE INDEX server_key_names ON server_keys (name COLLATE NOCASE) WHERE revoked_at IS NULL",
+        # What a request with an Idempotency-Key has made: asked again, it is answered, not done again.
+        """CREATE TABLE server_done (
+            tenant TEXT NOT NULL,
+            key TEXT NOT NULL,
+            request TEXT NOT NULL,
+            answer TEXT,
+            made_at REAL NOT NULL,
+            PRIMARY KEY (tenant, key)
+        ) WITHOUT ROWID""",
+        # Ports of sandboxes that have a name outside, and who may use it.
+        """CREATE TABLE server_ports (
+            tenant TEXT NOT NULL,
+            sandbox TEXT NOT NULL,
+            port INTEGER NOT NULL,
+            public INTEGER NOT NULL,
+            token TEXT NOT NULL,
+            made_at REAL NOT NULL,
+            PRIMARY KEY (tenant, sandbox, port)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE server_ssh_keys (
+            fingerprint TEXT PRIMARY KEY,
+            key TEXT NOT NULL,
+            name TEXT NOT NULL,
+            public TEXT NOT NULL,
+            created_at REAL NOT NULL
+        ) WITHOUT ROWID""",
+    ),
+    (
+        # Sandboxes that go with the program that made them (server/leases.py).
+        """CREATE TABLE server_leases (
+            sandbox TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            client TEXT NOT NULL,
+            made_at REAL NOT NULL
+        ) WITHOUT ROWID""",
+    ),
 )
 
 

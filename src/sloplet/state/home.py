@@ -11,6 +11,8 @@
     volumes/NAME        named volumes (volumes/records.py)
     cache/              what may be deleted at any time
     run/                locks and sockets of running processes
+    server/             keys and records of `sloplet serve` (server/)
+    tenants/NAME        the homes of a server's tenants: each like this one, with a keeper of its own
 
 Nothing is touched before ``open``. A home that someone else owns or may write is refused: whoever
 writes there chooses what our sandboxes run on.
@@ -29,6 +31,8 @@ from ..fs import remove_tree
 
 #: Ids are made by ``new_id``; everything that becomes part of a path is checked against this.
 ID_RE = re.compile(r"[a-z0-9][a-z0-9-]{3,39}\Z")
+#: The name of a tenant: also a part of a path.
+TENANT_RE = re.compile(r"[a-z0-9][a-z0-9-]{0,38}\Z")
 _ID_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 of them
 _FOLDERS = ("sandboxes", "images", "cache", "run", "run/owners", "snapshots", "network", "volumes")
 _SUN_PATH_MAX = 107  # sockaddr_un.sun_path is 108 bytes with its NUL
@@ -82,6 +86,18 @@ class Home:
 
     def __repr__(self) -> str:
         return f"Home({str(self.path)!r})"
+
+    @property
+    def main(self) -> Home | None:
+        """Of a tenant's home: the server's own, whose programs and images it may use. None: it is nobody's tenant."""
+        above = self.path.parent
+        return Home(above.parent) if above.name == "tenants" and (above.parent / "server").is_dir() else None
+
+    def tenant(self, name: str) -> Home:
+        """The home of a tenant of a server that serves this one."""
+        if not TENANT_RE.match(name):
+            raise ValueError(f"{name!r} is not a tenant's name")
+        return Home(self.path / "tenants" / name)
 
     def open(self) -> Home:
         """Make what is missing (mode 0700), refuse what is unsafe. Raises StateUnwritable; nothing is lost then."""

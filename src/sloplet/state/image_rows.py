@@ -124,6 +124,10 @@ class ImageRows(Connected):
         """Whether another image has the same files."""
         return bool(self._read("SELECT 1 FROM images WHERE chain = ? AND id != ? LIMIT 1", (chain, image_id)))
 
+    def has_layer(self, blob: str, diff: str) -> bool:
+        """Whether an image has a layer of that blob, with that content."""
+        return bool(self._read("SELECT 1 FROM image_layers WHERE blob = ? AND diff = ? LIMIT 1", (blob, diff)))
+
     def users(self, names: list[str], tree: str) -> list[str]:
         """Who uses an image that goes by ``names`` and has the files in ``tree``, in words for a message."""
         sandboxes = self._read(

@@ -34,7 +34,7 @@ def keep(home: Home, volume: VolumeSpec) -> Path:
     there = kept(home, volume.base)
     if there.is_dir():
         return there
-    source = open_folder(volume.source, home)
+    source = open_folder(volume, home)
     try:
         with staging(home) as (volumes, staged):
             try:

@@ -79,7 +79,7 @@ def _open(home: Home, volume: VolumeSpec, *, read_only: bool) -> Mount:
     if volume.absent:
         return _mount(volume, _empty(home), read_only=True, label="nothing: its volume is on another machine")
     if not volume.named:
-        return _mount(volume, open_folder(volume.source, home), read_only=read_only, label=volume.source)
+        return _mount(volume, open_folder(volume, home), read_only=read_only, label=volume.source)
     whole = records.read(home, volume.source).size is not None
     if whole:
         with locked(home, volume.source):
@@ -97,10 +97,12 @@ def _mount(
     return Mount(volume.path, fd, read_only, (info.st_uid, info.st_gid), label, private, whole)
 
 
-def open_folder(path: str, home: Home) -> int:
-    """A folder of this machine, by descriptor. Links in its path are the caller's own and are followed, this once."""
+def open_folder(volume: VolumeSpec, home: Home) -> int:
+    """A folder of this machine, by descriptor. Links in its path are the caller's own and are followed, this once; or
+    not at all (``nofollow``)."""
+    path = volume.source
     try:
-        fd = os.open(path, _FOLDER)
+        fd = _walk(path) if volume.nofollow else os.open(path, _FOLDER)
     except OSError as error:
         raise _no_folder(path, error) from error
     try:
@@ -108,6 +110,18 @@ def open_folder(path: str, home: Home) -> int:
     except BaseException:
         os.close(fd)
         raise
+    return fd
+
+
+def _walk(path: str) -> int:
+    """The folder of exactly this path: a link anywhere in it is ENOTDIR. ``path`` is absolute and normal."""
+    fd = os.open("/", _FOLDER)
+    for name in path.split("/")[1:]:
+        try:
+            step = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = step
     return fd
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import ProtocolError, SlopletError, WireClosed, from_dict
 from .fields import Fields, decode_fields
 from .frames import FROM_AGENT, FROM_HOST, Frame, FrameDecoder, encode_header
-from .outgoing import Outgoing
+from .outgoing import Outgoing, WayOut
 from .pipes import BUSY, Growth
 from .schema import MAX_PAYLOAD, MAX_STREAMS, VERSION, FrameType, Op, Tag
 from .streams import AgentStream, HostStream, Waiters
@@ -55,7 +55,7 @@ class Mux:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._growth = Growth()
-        self._outgoing = Outgoing(write_fd, self._on_drained, self._cannot_write, lambda: self._growth.grow(write_fd))
+        self._outgoing = self._way_out(write_fd)
         self._quiet = BUSY  # bytes that may still come before the pipe counts as busy
         self._error: SlopletError | None = None
         self._lost = False
@@ -69,8 +69,22 @@ class Mux:
         self.heard = 0  # how often something came from the other side
         self._pongs = 0
         self._pulse = Waiters()
-        os.set_blocking(read_fd, False)
-        self._loop.add_reader(read_fd, self._on_readable)
+        self._watch()
+
+    # -- the connection itself: a subclass may have another kind than two descriptors ---
+
+    def _way_out(self, write_fd: int) -> WayOut:
+        return Outgoing(write_fd, self._on_drained, self._cannot_write, lambda: self._growth.grow(write_fd))
+
+    def _watch(self) -> None:
+        """Read what comes, from now on."""
+        os.set_blocking(self._read_fd, False)
+        self._loop.add_reader(self._read_fd, self._on_readable)
+
+    def _unwatch(self) -> None:
+        self._loop.remove_reader(self._read_fd)
+
+    # -- for both sides ----------------------------------------------------------------
 
     def hold(self) -> None:
         """Keep what is written from now on until ``let_go``: the other side is to be saved between two frames."""
@@ -92,12 +106,12 @@ class Mux:
         """Read nothing until ``resume``; counted."""
         self._pauses += 1
         if self._pauses == 1 and not self._lost:
-            self._loop.remove_reader(self._read_fd)
+            self._unwatch()
 
     def resume(self) -> None:
         self._pauses -= 1
         if not self._pauses and not self._lost:
-            self._loop.add_reader(self._read_fd, self._on_readable)
+            self._watch()
 
     @property
     def congested(self) -> bool:
@@ -178,12 +192,16 @@ class Mux:
         if not data:
             self._connection_lost(WireClosed("the other side closed the connection"))
             return
-        self.heard += 1
         if self._quiet > 0:
             self._quiet -= len(data)
             if self._quiet <= 0:
                 self._growth.grow(self._read_fd)
         self._read_size = _READ_MORE if len(data) >= _READ_SIZE else _READ_SIZE
+        self.feed(data)
+
+    def feed(self, data: bytes) -> None:
+        """These bytes have come."""
+        self.heard += 1
         try:
             for frame in self._decoder.feed(data):
                 self._dispatch(frame)
@@ -228,7 +246,7 @@ class Mux:
         """Stop using the fds. They are the owner's to close."""
         if not self._lost:
             self._lost = True
-            self._loop.remove_reader(self._read_fd)
+            self._unwatch()
             self._outgoing.stop()
             self._growth.forget()
 
@@ -295,6 +313,11 @@ class HostMux(Mux):
     def waiting(self) -> bool:
         """Whether anything was asked that has not been answered to its end."""
         return bool(self._streams)
+
+    @property
+    def asked(self) -> int:
+        """How many streams of ours are open; MAX_STREAMS at most may be."""
+        return len(self._streams)
 
     @property
     def serving(self) -> int:

@@ -12,10 +12,35 @@ import os
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from typing import Protocol
 
 from .pipes import BUSY
 
 _AT_ONCE = 64  # pieces a system call; Linux takes 1,024
+
+
+class WayOut(Protocol):
+    """What a multiplexer needs of whoever takes its bytes; ``Outgoing`` says what each means."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    def hold(self) -> None: ...
+
+    def let_go(self) -> None: ...
+
+    def put(self, *parts: bytes) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Outgoing:

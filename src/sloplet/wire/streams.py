@@ -57,6 +57,8 @@ class Waiters:
 class BaseStream:
     """What both ends of a stream share: receiving under credit, sending under credit."""
 
+    _lump = INITIAL_CREDIT // 2  # what is consumed is granted back in such lumps
+
     def __init__(self, mux: Mux, stream_id: int) -> None:
         self._mux = mux
         self.id = stream_id
@@ -78,7 +80,7 @@ class BaseStream:
         item = self._queue.popleft()
         if auto_credit:
             self._unacked += len(item.data)
-            if self._unacked >= INITIAL_CREDIT // 2:
+            if self._unacked >= self._lump:
                 self.grant(self._unacked)
                 self._unacked = 0
         return item

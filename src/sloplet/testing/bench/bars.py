@@ -72,7 +72,18 @@ IMAGES_BARS = (
     Bar("and have it once in the page cache", "share.cache", "sloplet", 1.5, suffix="x", full=True),
     Bar("disk that one more of them takes", "share.disk", "sloplet", 1, suffix=" MiB", full=True),
 )  # fmt: skip
-PROMISES = {"bench": BARS, "live": LIVE_BARS, "net": NET_BARS, "images": IMAGES_BARS}
+SERVER_BARS = (
+    Bar("create to first result, beyond local", "first.overhead", "remote", 0.005, suffix=" s"),
+    Bar("exec round trip, beyond local", "trip.overhead", "remote", 0.003, suffix=" s"),
+    Bar("200 clients at once without error", "crowd.failed", "remote", 0, full=True),
+    Bar("memory of the server with 200 clients", "crowd.memory", "remote", 512, suffix=" MiB", full=True),
+    Bar("upload through the server (200 MB/s)", "transfer.upload", "http", 200e6 / MIB, at_least=True,
+        suffix=" MiB/s", full=True),
+    Bar("download through the server (200 MB/s)", "transfer.download", "http", 200e6 / MIB, at_least=True,
+        suffix=" MiB/s", full=True),
+    Bar("sandboxes that go on after kill -9 of the server", "restart.survived", "remote", 1, at_least=True),
+)  # fmt: skip
+PROMISES = {"bench": BARS, "live": LIVE_BARS, "net": NET_BARS, "images": IMAGES_BARS, "server": SERVER_BARS}
 
 
 @dataclass(frozen=True)

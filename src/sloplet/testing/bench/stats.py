@@ -154,6 +154,25 @@ IMAGES_METRICS = {
 }
 METRICS |= IMAGES_METRICS
 
+#: Those of ``sloplet bench --server``. "local": the same held by this process.
+SERVER_METRICS = {
+    "first.result": Metric("create to first result", "s", "local"),
+    "first.overhead": Metric("create to first result, beyond local", "s"),
+    "trip.exec": Metric("exec round trip", "s", "local"),
+    "trip.overhead": Metric("exec round trip, beyond local", "s"),
+    "trip.http": Metric("exec as one POST, its own connection kept", "s"),
+    "transfer.upload": Metric("upload of one large file", "MiB/s", "local"),
+    "transfer.download": Metric("download of it", "MiB/s", "local"),
+    "crowd.exec": Metric("exec, every client in a sandbox of its own, all at once", "s"),
+    "crowd.rate": Metric("their commands a second", "1/s"),
+    "crowd.failed": Metric("of their commands failed", "1"),
+    "crowd.memory": Metric("memory of the server by then (RSS)", "MiB"),
+    "crowd.grown": Metric("memory the server grew by, a client", "MiB"),
+    "restart.survived": Metric("sandboxes that go on after kill -9 of the server (1: all)", "1"),
+    "restart.back": Metric("server killed to first result through the next one", "s"),
+}
+METRICS |= SERVER_METRICS
+
 
 def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
     """How many times the baseline's cost ours is: 1.0 is equal, below 1 is better than it, above 1 worse."""
@@ -163,7 +182,8 @@ def ratio(ours: float, theirs: float, *, lower_is_better: bool) -> float:
 
 
 class Report:
-    """All series of one run, by metric and subject. ``kind``: what was run, "bench", "live", "net" or "images"."""
+    """All series of one run, by metric and subject. ``kind``: what was run, "bench", "live", "net", "images" or
+    "server"."""
 
     def __init__(self, kind: str = "bench") -> None:
         self.kind = kind
