@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from .bounded import one_line
 
@@ -36,26 +36,42 @@ async def telling(report: Report | None, message: str) -> AsyncIterator[Say]:
     if report is None:
         yield nobody
         return
-    latest = [message]
-
-    def say(text: str) -> None:
-        latest[0] = text
-
-    task = asyncio.ensure_future(_tell(report, latest))
+    words = _Words(message)
+    task = asyncio.ensure_future(_tell(report, words))
     try:
-        yield say
+        yield words.say
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _tell(report: Report, latest: list[str]) -> None:
-    began = told_at = time.monotonic()
-    told = ""
+class _Words:
+    """The newest word, and that there is one."""
+
+    def __init__(self, message: str) -> None:
+        self.latest = message
+        self.fresh = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def say(self, text: str) -> None:
+        self.latest = text
+        if not self.fresh.is_set():
+            with suppress(RuntimeError):  # the loop has ended: nobody listens
+                self._loop.call_soon_threadsafe(self.fresh.set)
+
+    async def wait(self, seconds: float) -> None:
+        """Until there is a new one, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.fresh.wait()
+        self.fresh.clear()
+
+
+async def _tell(report: Report, words: _Words) -> None:
+    """What is said first is told at once, so that short stages are seen; of the rest the newest, now and then."""
+    began = time.monotonic()
+    await words.wait(_INTERVAL)
     while True:
+        await report(round(time.monotonic() - began, 1), None, one_line(words.latest) or None)
         await asyncio.sleep(_INTERVAL)
-        now = time.monotonic()
-        if latest[0] == told and now - told_at < _HEARTBEAT:
-            continue
-        told, told_at = latest[0], now
-        await report(round(now - began, 1), None, one_line(told) or None)
+        await words.wait(_HEARTBEAT - _INTERVAL)
