@@ -190,9 +190,19 @@ class Holder:
             raise
         return found
 
-    async def bring_up(self, info: SandboxInfo, owner: str, origin: Origin, place: str, *, alone: bool = False) -> Live:
+    async def bring_up(
+        self,
+        info: SandboxInfo,
+        owner: str,
+        origin: Origin,
+        place: str,
+        *,
+        alone: bool = False,
+        started: Callable[[str], None] = lambda workdir: None,
+    ) -> Live:
         """Start what the records know as ``info``, until it answers. It is not held yet: see ``install``. ``alone``: it
-        is only looked at; it reaches nothing, whatever its settings say, and nothing that was saved of it runs."""
+        is only looked at; it reaches nothing, whatever its settings say, and nothing that was saved of it runs.
+        ``started`` is called when its processes run, a moment before it answers, with where its commands will begin."""
         again = origin.opened is not None and bool(origin.spec.authority)  # its programs were made to trust it before
         origin = replace(origin, spec=with_placeholders(with_authority(origin.spec)))
         egress = None if alone else await self.networks.for_start(info, origin.spec)
@@ -215,6 +225,7 @@ class Holder:
         try:
             if volumes is not None:
                 volumes.started()
+            started(instance.hello.workdir)
             mux = HostMux(instance.read_fd, instance.write_fd)
             mux.set_accept(egress.accept if egress is not None else None)
             added = environment(egress, single_user=instance.hello.no_users)

@@ -31,7 +31,7 @@ from .networked import Networked, check_ports
 from .networks import Networks
 from .pools import Pools
 from .spec import SandboxSpec
-from .state.home import Home, new_id
+from .state.home import Home, check_id, new_id
 from .timeline import Origin, Timeline
 from .volumed import drop_copies, note_applied, with_bases
 from .wire.fields import Fields
@@ -64,14 +64,18 @@ class Runtime(Networked):
     # -- making ----------------------------------------------------------------------
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        return await self.create_as(None, spec)
+
+    async def create_as(self, sandbox_id: str | None, spec: SandboxSpec) -> SandboxInfo:
+        """``sandbox_id``: a new id that whoever asks has chosen; not for pools, whose sandboxes have theirs."""
         try:
-            return await self._create(with_bases(spec))
+            return await self._create(with_bases(spec), sandbox_id)
         except OSError as error:
             if isinstance(error, SlopletError):
                 raise
             raise StartFailed(f"the sandbox could not be made: {error}", hint=NO_ROOM) from error
 
-    async def _create(self, spec: SandboxSpec) -> SandboxInfo:
+    async def _create(self, spec: SandboxSpec, sandbox_id: str | None) -> SandboxInfo:
         await self.check_links(spec.links)
         try:
             live = await self.pools.claim(spec) if spec.pool else None
@@ -79,7 +83,7 @@ class Runtime(Networked):
                 kept = spec.recorded()
                 async with self.timeline.origin(kept) as origin:
                     check_cloud_init(spec.cloud_init, origin.engine)
-                    live = await self.make(kept, origin, cloud_init=spec.cloud_init)
+                    live = await self.make(kept, origin, cloud_init=spec.cloud_init, sandbox_id=sandbox_id)
         finally:
             if spec.pool:
                 self.pools.fill(spec)
@@ -92,10 +96,12 @@ class Runtime(Networked):
         *,
         parent: str | None = None,
         cloud_init: CloudInitSpec | None = None,
+        sandbox_id: str | None = None,
     ) -> Live:
         """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure. ``parent``: the
-        one that it is a fork of; ``cloud_init``: what is applied to it before anybody has it."""
-        sandbox_id = new_id()
+        one that it is a fork of; ``cloud_init``: what is applied to it before anybody has it; ``sandbox_id``: a new id,
+        if it was chosen already."""
+        sandbox_id = new_id() if sandbox_id is None else check_id(sandbox_id)
         if spec.ports:
             check_ports(origin.engine)
         self.exposed.reserve(sandbox_id, spec.ports)
@@ -138,8 +144,16 @@ class Runtime(Networked):
             owner, _ = await begun
             await self.on_state(lambda: self.forget(owner, sandbox_id))
             raise
+        marked: asyncio.Task[None] | None = None
+
+        def started(workdir: str) -> None:
+            """Nobody looks for one without a name before its id is known: it is written down while it wakes up."""
+            nonlocal marked
+            if self.holder == "keeper" and spec.name is None:
+                marked = self._mark(sandbox_id, workdir)
+
         try:
-            live = await self.bring_up(info, owner, origin, sandbox_id)
+            live = await self.bring_up(info, owner, origin, sandbox_id, started=started)
             if cloud_init is not None:
                 try:
                     await set_up(live, cloud_init, self.bus)
@@ -149,7 +163,7 @@ class Runtime(Networked):
         except BaseException:
             await asyncio.shield(self.on_state(lambda: self.forget(owner, sandbox_id)))
             raise
-        await self._begin_life(live)
+        await self._begin_life(live, marked)
         return live
 
     async def adopt(self, live: Live, spec: SandboxSpec) -> Live:
@@ -186,11 +200,14 @@ class Runtime(Networked):
         await self._begin_life(live)
         return live
 
-    async def _begin_life(self, live: Live) -> None:
-        """It answers, and is on record as starting: from now on it is held."""
+    def _mark(self, sandbox_id: str, workdir: str) -> asyncio.Task[None]:
+        return self.background(self.on_state(lambda: self.store.mark_running(sandbox_id, workdir=workdir)))
+
+    async def _begin_life(self, live: Live, marked: asyncio.Task[None] | None = None) -> None:
+        """It answers, and is on record as starting, or is being ``marked`` as running: from now on it is held."""
         sandbox_id, spec = live.info.id, live.info.spec
         self.install(live)
-        marked = self.background(self.on_state(lambda: self.store.mark_running(sandbox_id, workdir=live.info.workdir)))
+        marked = marked or self._mark(sandbox_id, live.info.workdir)
         if self.holder == "keeper":  # one that was acknowledged must be on record if the keeper dies
             try:
                 await asyncio.shield(marked)

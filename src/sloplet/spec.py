@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .cloudspec import CloudInitSpec, cloud_init_from
@@ -256,7 +256,8 @@ class SandboxSpec:
         return self if self.cloud_init is None else replace(self, cloud_init=self.cloud_init.recorded())
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
+        data = {name: getattr(self, name) for name in _FIELDS}
+        data["limits"] = {name: getattr(self.limits, name) for name in _LIMITS}
         data["cloud_init"] = None if self.cloud_init is None else self.cloud_init.to_dict()
         data["limits"]["explicit"] = sorted(self.limits.explicit)
         data["env"] = [list(pair) for pair in self.env]
@@ -282,6 +283,10 @@ class SandboxSpec:
         values["volumes"] = volumes_from(values.get("volumes", ()))
         values["labels"] = check_labels(values.get("labels", {}))
         return SandboxSpec(**values, limits=Limits(**limits))
+
+
+_FIELDS = tuple(each.name for each in fields(SandboxSpec))
+_LIMITS = tuple(each.name for each in fields(Limits))
 
 
 def check_network_needs(spec: SandboxSpec) -> SandboxSpec:

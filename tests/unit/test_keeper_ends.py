@@ -13,7 +13,7 @@ from keeper_toy import ToyRuntime, keeper, run, until
 
 from sloplet.controller import SandboxInfo
 from sloplet.engines import registry
-from sloplet.errors import SandboxDead, SandboxNotFound
+from sloplet.errors import SandboxDead, SandboxNotFound, SlopletError, StateError
 from sloplet.keeper.client import keeper_controller
 from sloplet.sandbox import AsyncSandbox
 from sloplet.spec import SandboxSpec
@@ -34,10 +34,10 @@ class SlowRuntime(ToyRuntime):
         self.asked = 0
         self.go = asyncio.Event()
 
-    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+    async def create_as(self, sandbox_id: str | None, spec: SandboxSpec) -> SandboxInfo:
         self.asked += 1
         await self.go.wait()
-        sandbox_id = f"id-{self.asked}"
+        sandbox_id = sandbox_id or f"id-{self.asked}"
         info = SandboxInfo(sandbox_id, spec.name, "running", "toy", "process", "keeper", 0.0, None, "/", spec)
         self.made[sandbox_id] = info
         return info
@@ -97,6 +97,56 @@ def test_a_create_that_was_heard_stays() -> None:
             world.client.close()
             await until(lambda: not world.server.clients and not world.server.busy)
             assert len(runtime.made) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["lost", "cancelled"])
+def test_one_that_is_on_record_before_it_is_made(how: str) -> None:
+    """Its client has chosen the id, and said that it knows of it: it stays without a client, unless it is given up."""
+
+    async def main() -> None:
+        runtime = SlowRuntime()
+        async with keeper(None, runtime) as world:
+            noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            making = asyncio.ensure_future(world.client.make(SandboxSpec.make(None), sandbox_id="chosen", noted=noted))
+            await until(lambda: runtime.asked == 1)
+            noted.set_result(None)
+            await world.client.status()  # what was said before has arrived
+            if how == "lost":
+                world.client.close()
+                await until(lambda: not world.server.clients)
+                assert isinstance((await asyncio.gather(making, return_exceptions=True))[0], SlopletError)
+            else:
+                making.cancel()
+                await until(lambda: world.server.busy == 0)
+            runtime.go.set()
+            await until(lambda: world.server.busy == 0)
+            assert list(runtime.made) == (["chosen"] if how == "lost" else [])
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["lost", "failed"])
+def test_one_that_never_came_on_record(how: str) -> None:
+    async def main() -> None:
+        runtime = SlowRuntime()
+        async with keeper(None, runtime) as world:
+            noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            making = asyncio.ensure_future(world.client.make(SandboxSpec.make(None), sandbox_id="chosen", noted=noted))
+            await until(lambda: runtime.asked == 1)
+            if how == "lost":
+                world.client.close()
+                await until(lambda: not world.server.clients)
+            else:
+                noted.set_exception(StateError("the disk is full"))
+                with pytest.raises(StateError):
+                    await making
+            runtime.go.set()
+            await until(lambda: world.server.busy == 0)
+            assert not runtime.made
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
 
     run(main())
 

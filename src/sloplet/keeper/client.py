@@ -54,14 +54,34 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
     # -- Controller --------------------------------------------------------------------
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
-        request = _request("create", spec=spec.to_dict())
+        return await self.make(spec)
+
+    async def make(
+        self,
+        spec: SandboxSpec,
+        *,
+        sandbox_id: str | None = None,
+        noted: Awaitable[None] | None = None,
+        heard: Callable[[SandboxInfo], Awaitable[None]] | None = None,
+    ) -> SandboxInfo:
+        """The same. An unnamed one is undone if this process ends before it is told of, or fails to note it:
+        ``sandbox_id`` is a new id (``new_id``) that it is to have, not for pools, and when ``noted`` is done that is on
+        record: from then on it stays, and whoever gives up ends it by its id. ``heard`` is what is to be done where the
+        id is the keeper's choice."""
+        request = _request("create", spec=spec.to_dict(), **({} if sandbox_id is None else {"id": sandbox_id}))
         while True:
             connection = await self._ours()
             stream = connection.mux.open(request)
             try:
+                # Until END the keeper undoes an unnamed sandbox if we vanish: it is ours from then on.
+                if noted is not None:
+                    await noted
+                    await stream.send_end()
                 info = SandboxInfo.from_dict(_result(await stream.started()))
-                # Until this END the keeper undoes an unnamed sandbox if we vanish: it is ours from here on.
-                await stream.send_end()
+                if heard is not None:
+                    await heard(info)
+                if noted is None:
+                    await stream.send_end()
                 return info
             except BaseException as error:
                 stream.reset()

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,7 +44,7 @@ class Control:
         self._server = server
         self._runtime = server.runtime
         self.creating = 0
-        self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name, while one or more try to make it
+        self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name or id, while one or more try to make it
         self._network = NetworkMethods(server)
         self._changes: dict[str, Method] = {**HistoryMethods(server).methods, **self._network.methods}
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
@@ -69,7 +70,7 @@ class Control:
 
                 raise other_version()
             if method == "create":
-                await self._create(client, stream, SandboxSpec.from_dict(params["spec"]))
+                await self._create(client, stream, SandboxSpec.from_dict(params["spec"]), params.get("id"))
             elif method == "events":
                 await self._events(stream, params.get("sandbox"))
             elif method == "asks":
@@ -117,7 +118,7 @@ class Control:
     async def _settled(self, ref: str) -> SandboxInfo:
         """Find it; one that is being made, once it is made (or was not)."""
         info = await self._runtime.find(ref)
-        while info.state == "starting" and (making := self._starting.get((info.name or "").casefold())):
+        while info.state == "starting" and (making := self._starting.get((info.name or info.id).casefold())):
             await asyncio.wait(set(making))
             info = await self._runtime.find(ref)
             if info.state != "starting":
@@ -193,50 +194,50 @@ class Control:
             asyncio.get_running_loop().call_soon(self._server.retire)
         return {"left": left, "sandboxes": self._server.busy}
 
-    async def _create(self, client: Client, stream: AgentStream, spec: SandboxSpec) -> None:
-        """Make it, and see that somebody hears of it.
+    async def _create(self, client: Client, stream: AgentStream, spec: SandboxSpec, sandbox_id: str | None) -> None:
+        """Make it, under the id that the client chose if it did, and see that somebody hears of it.
 
         RESET (the caller gave up): undone. Connection lost: an unnamed one is undone, nobody knows its id; a
-        named one stays.
+        named one stays, and so does one whose client said END: it has the id on record, perhaps before there is an
+        answer.
         """
         self.creating += 1
-        name = (spec.name or "").casefold()
+        key = (spec.name or sandbox_id or "").casefold()
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if name:
-            self._starting.setdefault(name, set()).add(made)
+        if key:
+            self._starting.setdefault(key, set()).add(made)
+        making = asyncio.ensure_future(self._runtime.create_as(sandbox_id, spec))
+        heard = asyncio.ensure_future(_heard(stream))
+        over = asyncio.ensure_future(_over(stream))
         try:
-            making = asyncio.ensure_future(self._runtime.create(spec))
-            heard = asyncio.ensure_future(_heard(stream))
             try:
-                await asyncio.wait({making, heard}, return_when=asyncio.FIRST_COMPLETED)
-                if not making.done() and not await heard and not (client.gone and spec.name):
-                    making.cancel()  # nobody wants it any more
+                await asyncio.wait({making, over}, return_when=asyncio.FIRST_COMPLETED)
+                if not making.done() and not await _is_wanted(client, stream, spec, heard):
+                    making.cancel()
                 await asyncio.wait({making})
             except asyncio.CancelledError:
                 making.cancel()
                 await asyncio.wait({making})
-                heard.cancel()
                 raise
             if making.cancelled():
-                heard.cancel()
                 stream.close(error_close(SandboxError("the sandbox was given up while it was being made")))
                 return
-            if making.exception() is not None:
-                heard.cancel()
             info = making.result()
             client.use(info.id)
             if not client.gone:
                 stream.reply(Fields((Tag.BODY, to_body({"result": info.to_dict()}))))
-            if not await heard and not (client.gone and spec.name):
+            if not await _is_wanted(client, stream, spec, heard):
                 await self._runtime.kill(info.id)
             stream.close(Fields())
         finally:
+            heard.cancel()
+            over.cancel()
             self.creating -= 1
             made.set_result(None)
-            if name:
-                self._starting[name].discard(made)
-                if not self._starting[name]:
-                    del self._starting[name]
+            if key:
+                self._starting[key].discard(made)
+                if not self._starting[key]:
+                    del self._starting[key]
             self._server.consider_leaving()
 
     async def _events(self, stream: AgentStream, sandbox: str | None) -> None:
@@ -318,13 +319,25 @@ async def _answer(stream: AgentStream, value: Any) -> None:
 
 
 async def _heard(stream: AgentStream) -> bool:
-    """Whether the client said END: it has the answer. False once it gave up or was lost."""
+    """Whether the client said END: it has the answer, or the id. False once it gave up or was lost."""
     try:
         while await stream.recv() is not None:
             pass
     except SlopletError:
         return False
     return not stream.was_reset
+
+
+async def _over(stream: AgentStream) -> None:
+    """Until the client has given up, or was lost; also after END."""
+    with suppress(SlopletError):
+        await stream.reset_or_closed()
+
+
+async def _is_wanted(client: Client, stream: AgentStream, spec: SandboxSpec, heard: asyncio.Task[bool]) -> bool:
+    """Whether somebody has heard of it, or will find it by its name. Waits for the client to say so."""
+    said = await heard
+    return not stream.was_reset and (said or (client.gone and spec.name is not None))
 
 
 async def _tell(stream: AgentStream, bodies: AsyncIterator[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for what is small and often: JSON there, JSON back, over connections that stay. h11 speaks the protocol.
+"""HTTP/1.1 for what is small and often: JSON there, JSON back, over connections that stay. httptools reads the answers.
 
 httpx does the rest (``http.py``): proxies, and bodies that are streamed. Here it would cost a millisecond a request,
 and a tenth of a second to import.
@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-import h11
+import httptools
 
 from .place import Place
 
 MOST_IDLE = 16
 MOST = 128  #: requests at a time; others wait
 _EXPIRES = 45.0  # seconds that an idle connection is trusted: less than the server keeps it
+_MOST_HEAD = 1 << 18
 MOST_BODY = 1 << 28  #: bytes of an answer
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -54,41 +55,35 @@ class Answer:
 
 
 class _Line(asyncio.Protocol):
-    """One connection: one request at a time."""
+    """One connection: one request at a time. Also what its parser tells."""
 
     def __init__(self) -> None:
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 18)
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
-        self._head: h11.Response | None = None
-        self._body = bytearray()
+        self._begin()
         self.open = False
         self.idle_since = 0.0
+
+    def _begin(self) -> None:
+        """For the next answer."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._seen = 0  # bytes of a head that has not come to its end
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self._headed = False  # whether the head has
 
     async def ask(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
         assert self._transport is not None
         if not self.open:
             raise Lost("the connection was closed", sent=False)
-        loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
-        http = self._http
-        parts = [http.send(h11.Request(method=method, target=target, headers=headers))]
-        if body:
-            parts.append(http.send(h11.Data(data=body)))
-        parts.append(http.send(h11.EndOfMessage()))
-        self._transport.write(b"".join(part for part in parts if part))
+        self._answer = asyncio.get_running_loop().create_future()
+        head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers) + "\r\n"
+        self._transport.write(head.encode("latin-1") + body)
         try:
             return await self._answer
         except BaseException:
             self.close()
             raise
-
-    def reusable(self) -> bool:
-        """Make it ready for the next request, if it can be."""
-        if not self.open or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        return True
 
     def close(self) -> None:
         self.open = False
@@ -109,47 +104,65 @@ class _Line(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             self.close()  # nobody asked
             return
-        self._take(data)
+        try:
+            self._take(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(Lost("the server speaks of something else", sent=True))
+        except httptools.HttpParserError as error:
+            why = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+            self._fail(Lost(why or error, sent=True, foreign=not self._headed))
+
+    def _take(self, data: bytes) -> None:
+        if not self._headed:
+            first = data[: 5 - self._seen] if self._seen < 5 else b""
+            if first and not b"HTTP/"[self._seen :].startswith(first):
+                raise httptools.HttpParserError("this is not HTTP")
+            self._seen += len(data)
+        self._parser.feed_data(data)
+        if not self._headed and self._seen > _MOST_HEAD:
+            raise httptools.HttpParserError("the head of the answer is too long")
 
     def eof_received(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._take(b"")
+        """An answer of no said length ends here."""
+        if self._headed and not {"content-length", "transfer-encoding"} & self._headers.keys():
+            self.on_message_complete()
+        self.open = False
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
+        self._fail(Lost(error or "the server closed the connection", sent=True))
+
+    def _fail(self, lost: Lost) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Lost(error or "the server closed the connection", sent=True))
+            self._answer.set_exception(lost)
+        self.close()
 
-    def _take(self, data: bytes) -> None:
-        assert self._answer is not None
-        http = self._http
-        try:
-            http.receive_data(data)
-            if self._head is None and not b"HTTP/".startswith(bytes(http.trailing_data[0][:5])):
-                raise h11.RemoteProtocolError("this is not HTTP")  # h11 would wait for more of it
-            while (event := http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Response):
-                    self._head = event
-                elif isinstance(event, h11.Data):
-                    self._body += event.data
-                    if len(self._body) > MOST_BODY:
-                        raise h11.RemoteProtocolError("the answer is too long")
-                elif isinstance(event, h11.EndOfMessage):
-                    self._done()
-                    return
-                elif isinstance(event, h11.ConnectionClosed):
-                    raise h11.RemoteProtocolError("the server closed the connection")
-        except h11.RemoteProtocolError as error:
-            self._answer.set_exception(Lost(error, sent=True, foreign=bool(data) and self._head is None))
-            self.close()
+    # -- of its parser -----------------------------------------------------------------
 
-    def _done(self) -> None:
-        assert self._answer is not None
-        assert self._head is not None
-        names = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._head.headers}
-        self._answer.set_result(Answer(self._head.status_code, names, bytes(self._body)))
-        self._head = None
-        self._body.clear()
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._headed = True
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > MOST_BODY:
+            raise httptools.HttpParserError("the answer is too long")
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:  # the answer is still to come
+            self._headers, self._headed = {}, False
+            return
+        answer = Answer(status, self._headers, bytes(self._body))
+        if not self._parser.should_keep_alive():
+            self.open = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+        elif self.open:
+            self.close()  # one answer too many
+        self._begin()
 
 
 class Lines:
@@ -170,7 +183,7 @@ class Lines:
         async with self._turns:
             line = self._take() or await self._connect(connect)
             answer = await line.ask(method, target, sent, body)
-        if line.reusable() and len(self._idle) < MOST_IDLE:
+        if line.open and len(self._idle) < MOST_IDLE:
             line.idle_since = asyncio.get_running_loop().time()
             self._idle.append(line)
         else:

@@ -21,6 +21,7 @@ from ..errors import RequestInvalid, ServerError, SlopletError
 from .caller import SCOPE_KEY
 from .documents import with_keys, with_problem_media
 from .guard import ERROR_KEY, OPEN_PATHS, Guard
+from .lean import Lean
 from .logs import log
 from .problems import MEDIA_TYPE, error_for, headers_of, problem, status_of
 from .state import ServerState
@@ -28,16 +29,17 @@ from .state import ServerState
 if TYPE_CHECKING:
     from .mcp import McpDoor
 
-#: Modules of ``routes`` with a ``router``, in the order of the OpenAPI document. Those that serve WebSockets too.
+#: Modules of ``routes`` with a ``router``, in the order of the OpenAPI document. Those that serve WebSockets too. What
+#: is asked most often comes first: the router tries one after the other.
 ROUTES: tuple[str, ...] = (
-    "system", "admin", "archives", "builds", "code", "events", "exec", "files", "history", "images", "network", "ports",
-    "processes", "sandboxes", "secrets", "ssh_keys", "volumes", "watch", "wire",
+    "sandboxes", "exec", "files", "wire", "processes", "code", "system", "admin", "archives", "builds", "events",
+    "history", "images", "network", "ports", "secrets", "ssh_keys", "volumes", "watch",
 )  # fmt: skip
 
 
 def make_app(server: ServerState) -> ASGIApp:
     """The whole server but for its socket. ``server.start()`` and ``aclose()`` are its lifespan."""
-    return Guard(make_api(server), server)
+    return Guard(Lean(make_api(server)), server)
 
 
 def make_api(server: ServerState) -> FastAPI:

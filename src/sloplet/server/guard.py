@@ -215,7 +215,11 @@ class Passing:
             self._server.metrics.sent += len(message.get("body", b""))
         elif kind == "http.response.start" or kind == "websocket.http.response.start":
             message["headers"] = self._headers(message.get("headers", ()))
-            self._tell(message["status"])
+            try:
+                await self._send(message)
+            finally:
+                self._tell(message["status"])  # after it: whoever asked need not wait for the books
+            return
         elif kind == "websocket.accept":
             message["headers"] = [*message.get("headers", ()), (b"sloplet-request-id", self.request_id.encode())]
             self._tell(101)

@@ -2,8 +2,11 @@
 
 Before anything is made, the intent is written; afterwards the answer, while it is on its way: whoever asks again finds
 it here until it is on record. A request that comes again while the first is under way waits for it. One whose first was
-cut off without an answer looks whether what it asked for is there (what has a name can be found), and says so if it
-cannot know.
+cut off without an answer looks whether what it asked for is there, by its name or by the id that was chosen for it, and
+says so if it cannot know.
+
+A sandbox without a name is undone by its keeper unless the server says that it has heard of it. So its intent need not
+be written first, only before that word: it goes on record, with the id, while the sandbox starts (``intent.py``).
 
 Of a request only a digest is kept, made with the caller's key: who reads the database learns nothing of values in it,
 not even by guessing.
@@ -20,7 +23,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import Header
 from pydantic import BaseModel
@@ -30,6 +33,10 @@ from starlette.responses import Response
 from ..errors import KeeperError, RequestInvalid, SandboxError, SlopletError, SpecError, WireError
 from ..state.connection import Connected
 from .caller import Caller
+from .intent import INTENT, Intent
+
+if TYPE_CHECKING:
+    import sqlite3
 
 KEPT = 24 * 3600.0  #: seconds that an answer is remembered
 MOST = 10_000  #: answers that are remembered for one key
@@ -56,11 +63,13 @@ IdempotencyKey = Annotated[
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a request. ``answer`` None: it was begun, and nobody knows how it ended."""
+    """What is known of a request. ``answer`` None: it was begun, and nobody knows how it ended. ``sandbox``: the id
+    that was chosen for what it makes, if one was."""
 
     request: str
     answer: bytes | None
     made_at: float
+    sandbox: str | None = None
 
 
 class Done(Connected):
@@ -71,27 +80,32 @@ class Done(Connected):
     def begin(self, owner: str, key: str, request: str, now: float) -> Row | None:
         """Note the intent. None: go ahead; else what is known."""
         with self._write() as db:
-            if time.monotonic() - self._cleaned_at > _CLEAN:
-                self._cleaned_at = time.monotonic()
-                db.execute("DELETE FROM server_done WHERE made_at < ?", (now - KEPT,))
-                db.execute(
-                    "DELETE FROM server_done WHERE tenant = ? AND made_at < (SELECT made_at FROM server_done "
-                    "WHERE tenant = ? ORDER BY made_at DESC LIMIT 1 OFFSET ?)",
-                    (owner, owner, MOST),
-                )
-            found = db.execute(
-                "SELECT request, answer, made_at FROM server_done WHERE tenant = ? AND key = ?", (owner, key)
-            ).fetchone()
-            if found is not None and found[2] >= now - KEPT:
-                answer = None if found[1] is None else zlib.decompress(base64.b64decode(found[1]))
-                return Row(str(found[0]), answer, float(found[2]))
-            db.execute("INSERT OR REPLACE INTO server_done VALUES (?, ?, ?, NULL, ?)", (owner, key, request, now))
-            return None
+            self._clean(db, owner, now)
+            found = _row(db.execute(_FIND, (owner, key)).fetchone(), now)
+            if found is None:
+                Intent(owner, key, request, now).enter(db, None)
+            return found
+
+    def look(self, owner: str, key: str, now: float) -> Row | None:
+        """What is known. Quick, and waits for no writer."""
+        rows = self._read(_FIND, (owner, key))
+        return _row(rows[0], now) if rows else None
 
     def finish(self, owner: str, key: str, answer: bytes) -> None:
         packed = base64.b64encode(zlib.compress(answer)).decode()
         with self._write() as db:
             db.execute("UPDATE server_done SET answer = ? WHERE tenant = ? AND key = ?", (packed, owner, key))
+            self._clean(db, owner, time.time())
+
+    def _clean(self, db: sqlite3.Connection, owner: str, now: float) -> None:
+        if time.monotonic() - self._cleaned_at > _CLEAN:
+            self._cleaned_at = time.monotonic()
+            db.execute("DELETE FROM server_done WHERE made_at < ?", (now - KEPT,))
+            db.execute(
+                "DELETE FROM server_done WHERE tenant = ? AND made_at < (SELECT made_at FROM server_done "
+                "WHERE tenant = ? ORDER BY made_at DESC LIMIT 1 OFFSET ?)",
+                (owner, owner, MOST),
+            )
 
     def forget(self, owner: str, key: str) -> None:
         """Nothing was made: asked again, it is tried again."""
@@ -99,14 +113,26 @@ class Done(Connected):
             db.execute("DELETE FROM server_done WHERE tenant = ? AND key = ? AND answer IS NULL", (owner, key))
 
 
+_FIND = "SELECT request, answer, made_at, sandbox FROM server_done WHERE tenant = ? AND key = ?"
+
+
+def _row(found: tuple[Any, ...] | None, now: float) -> Row | None:
+    if found is None or found[2] < now - KEPT:
+        return None
+    answer = None if found[1] is None else zlib.decompress(base64.b64decode(found[1]))
+    return Row(str(found[0]), answer, float(found[2]), found[3])
+
+
 @dataclass(frozen=True)
 class Job:
-    """Something to be done once. ``work`` does it; ``look`` is for what was cut off: what was made since then, None if
-    nothing was; without it nobody can tell."""
+    """Something to be done once. ``work`` does it. For what was cut off there is one of these two, or nobody can tell:
+    ``look`` tells what was made since then, None if nothing was; ``find`` tells it by its id, and says that ``work``
+    makes it with the intent (``Tenant.controller.create`` of what has no name)."""
 
     work: Callable[[], Awaitable[BaseModel]]
     look: Callable[[float], Awaitable[BaseModel | None]] | None = None
     status: int = 201
+    find: Callable[[str], Awaitable[BaseModel | None]] | None = None
 
 
 class Once:
@@ -114,6 +140,7 @@ class Once:
 
     def __init__(self, done: Done) -> None:
         self.done = done
+        self._seen = Done(done.home)  # for the loop alone: a connection that is never in a writer's hands
         self._running: dict[tuple[str, str], tuple[str, asyncio.Task[tuple[bytes, bool]]]] = {}
         self._saving: dict[tuple[str, str], asyncio.Future[None]] = {}  # answers on their way to the record
 
@@ -122,13 +149,14 @@ class Once:
         if self._saving:
             await asyncio.wait(set(self._saving.values()), timeout=_LAST)
         self.done.close()
+        self._seen.close()
 
     async def answer(self, request: Request, caller: Caller, body: bytes, job: Job) -> Response:
         """``body``: what must be the same for a request to be the same."""
         key = request.headers.get("idempotency-key")
         if key is None:
             return _response((await job.work()).model_dump_json().encode(), job.status)
-        if not _KEY_RE.match(key):
+        if not is_key(key):
             raise RequestInvalid("Idempotency-Key is not 1 to 255 printable ASCII characters", hint="a UUID is fine")
         owner, digest = f"{caller.tenant.name}/{caller.key.id}", _digest(request, body)
         known = self._running.get((owner, key))
@@ -167,17 +195,17 @@ class Once:
         saving.add_done_callback(saved)
 
     async def _do(self, owner: str, key: str, digest: str, job: Job) -> tuple[bytes, bool]:
-        row = await _off_loop(lambda: self.done.begin(owner, key, digest, time.time()))
+        now = time.time()
+        if job.find is not None:
+            INTENT.set(Intent(owner, key, digest, now))  # of this task, and so of the work
+            row = self._seen.look(owner, key, now)
+        else:
+            row = await _off_loop(lambda: self.done.begin(owner, key, digest, now))
         if row is not None:
             _check_same(row.request, digest)
             if row.answer is not None:
                 return row.answer, True
-            if job.look is None:
-                raise SandboxError(
-                    "a request with this Idempotency-Key was cut off, and it is not known whether it was done",
-                    hint="look at what is there, then ask with another key; what has a name can be asked for again",
-                )
-            found = await job.look(row.made_at)
+            found = await _cut_off(job, row)
             if found is not None:
                 data = found.model_dump_json().encode()
                 await _off_loop(lambda: self.done.finish(owner, key, data))
@@ -191,6 +219,23 @@ class Once:
             raise
         self._save(owner, key, data)
         return data, False
+
+
+def is_key(text: str) -> bool:
+    """Whether it can be an ``Idempotency-Key``."""
+    return _KEY_RE.match(text) is not None
+
+
+async def _cut_off(job: Job, row: Row) -> BaseModel | None:
+    """What such a request has made; None: nothing."""
+    if job.find is not None and row.sandbox is not None:
+        return await job.find(row.sandbox)
+    if job.look is None:
+        raise SandboxError(
+            "a request with this Idempotency-Key was cut off, and it is not known whether it was done",
+            hint="look at what is there, then ask with another key; what has a name can be asked for again",
+        )
+    return await job.look(row.made_at)
 
 
 def _check_same(known: str, digest: str) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from ..errors import SlopletError
 from ..state.connection import Connected
 from ..state.home import Home
+from .intent import Intent
 from .uses import Uses
 
 _LOOK = 2.0
@@ -54,14 +55,16 @@ class Leases(Connected):
             await asyncio.wait(set(self._removing), timeout=_LAST)
         self.close()
 
-    async def hold(self, tenant: str, client: str, sandboxes: Iterable[str]) -> None:
-        """These go with that program. Returns when that is on record; not on the loop, where others would wait."""
-        fresh = [each for each in sandboxes if each not in self._held]
-        if not client or not fresh:
+    async def hold(self, tenant: str, client: str, sandboxes: Iterable[str], intent: Intent | None = None) -> None:
+        """These go with that program ("": with none). Returns when that is on record, and with it the intent to make
+        the first of them; not on the loop, where others would wait."""
+        made = list(sandboxes)
+        fresh = [each for each in made if client and each not in self._held]
+        if not fresh and intent is None:
             return
         rows = [(each, tenant, client, time.time()) for each in fresh]
         self._held.update((each, (tenant, client)) for each in fresh)
-        await asyncio.get_running_loop().run_in_executor(None, self._enter, rows)
+        await asyncio.get_running_loop().run_in_executor(None, self._enter, rows, intent, made[0])
 
     def gone(self, sandbox: str) -> None:
         """It has ended, or is to stay. Idempotent. The record goes after a while."""
@@ -70,9 +73,11 @@ class Leases(Connected):
             self._removing.add(removing)
             removing.add_done_callback(self._removed)
 
-    def _enter(self, rows: list[tuple[str, str, str, float]]) -> None:
+    def _enter(self, rows: list[tuple[str, str, str, float]], intent: Intent | None, made: str) -> None:
         with self._write() as db:
             db.executemany("INSERT OR IGNORE INTO server_leases VALUES (?, ?, ?, ?)", rows)
+            if intent is not None:
+                intent.enter(db, made)
 
     def _remove(self, sandbox: str) -> None:
         with self._write() as db:

@@ -94,8 +94,11 @@ class Permits:
 
     async def made(self, key: Key | None, controller: Controller, info: SandboxInfo) -> None:
         """After the fact: a template may have been replaced meanwhile. What is not allowed is ended again."""
+        limits = _limits(key)
+        if not (limits.engines or limits.at_least or info.engine == "fake"):
+            return
         try:
-            policy.check_engine(info.engine, _limits(key), await self.ground())
+            policy.check_engine(info.engine, limits, await self.ground())
         except SlopletError:
             await asyncio.shield(controller.kill(info.id))
             raise

@@ -29,6 +29,7 @@ IDLE_SECONDS = 75.0  #: from an answer to the end of the next one's
 LINGER_SECONDS = 10.0
 MAX_HEAD = 64 << 10  #: bytes
 _UNWANTED, _REST = 4 << 20, 0.01  # after so many bytes of an unwanted body, so many seconds of rest
+_SMALL = 1 << 16  # bytes of a body that is worth being copied
 _OWN_FILES = 40  # what the server itself needs, without connections
 
 
@@ -59,6 +60,40 @@ class Door:
         return BoundedHttp(self, config, server_state, app_state, _loop)
 
 
+class _Joining:
+    """A transport that sends an answer's head together with what follows in the same step: uvicorn writes them one
+    after the other, and whoever reads would be woken twice."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data if len(data) < _SMALL else head)
+            if len(data) < _SMALL:
+                return
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class BoundedHttp(HttpToolsProtocol):
     def __init__(
         self, door: Door, config: Config, server_state: UvicornState, app_state: dict[str, Any], _loop: Any = None
@@ -75,7 +110,7 @@ class BoundedHttp(HttpToolsProtocol):
     # -- connections -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
         door = self._door
         door.metrics.connections += 1
         if len(self.connections) > door.most:

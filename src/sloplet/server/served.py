@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -21,10 +21,11 @@ from ..keeper.connection import Connection, connect
 from ..netchange import NetworkChange
 from ..netspec import NetworkSpec
 from ..spec import SandboxSpec
-from ..state.home import Home
+from ..state.home import Home, new_id
 from ..wire.fields import Fields
 from ..wire.schema import MAX_STREAMS
 from .imaging import check_here
+from .intent import INTENT
 from .quotas import Reservation, Share
 
 if TYPE_CHECKING:
@@ -88,9 +89,33 @@ class ServedKeeper(KeeperClient):
             await check_here(self.home, key, spec.image)
         pool = replace(spec, name=None, ttl=None, ports=()) if spec.pool else None
         async with self._making(Share.of(spec.limits), pool) as kept:
-            info = await super().create(spec)
+            info = await (super().create(spec) if spec.name is not None else self._create_unnamed(spec))
             await self.server.permits.made(key, self, info)
             return (await self._made(kept, [info]))[0]
+
+    async def _create_unnamed(self, spec: SandboxSpec) -> SandboxInfo:
+        """The keeper undoes it unless we say that we know of it. That is said when it is on record whose it is and
+        which request it was made for; which is written while it starts, under an id that is chosen here."""
+        program, intent, leases = PROGRAM.get(), INTENT.get(), self.server.leases
+
+        def note(sandbox_id: str) -> Awaitable[None]:
+            return leases.hold(self.tenant.name, program.client if program.lease else "", [sandbox_id], intent)
+
+        if spec.pool or not (intent or (program.lease and program.client)):  # those of pools have their ids already
+            return await self.make(spec, heard=lambda info: note(info.id))
+        chosen = new_id()
+        noting = asyncio.ensure_future(note(chosen))
+        try:
+            return await self.make(spec, sandbox_id=chosen, noted=asyncio.shield(noting))
+        except BaseException:
+            self.server.background(self._unmake(chosen, noting))
+            raise
+
+    async def _unmake(self, sandbox_id: str, noting: asyncio.Future[None]) -> None:
+        """It failed, or was given up, perhaps after it was made. What cannot be ended now is leased still."""
+        await asyncio.wait({noting})
+        await super().kill(sandbox_id)
+        self.server.leases.gone(sandbox_id)
 
     async def fork(
         self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None

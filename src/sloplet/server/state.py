@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, SlopletError
 from ..images.access import publish as publish_access
 from ..state.home import Home
 from .accounts import keep_accounts
@@ -32,6 +32,9 @@ from .uses import Uses
 if TYPE_CHECKING:
     from .guard import Passing
     from .ssh.service import SshService
+
+
+_LAST = 5.0  # seconds for what is being undone when the server ends
 
 
 class ServerState:
@@ -67,6 +70,7 @@ class ServerState:
         self.started_at = time.time()
         self.url = ""  #: where it listens, once it does
         self._chores: asyncio.Task[None] | None = None
+        self._begun: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Before the first request. Idempotent."""
@@ -111,12 +115,26 @@ class ServerState:
             await self.ssh.aclose()
         await self.names.aclose()
         await self.tunnels.aclose()
+        if self._begun:
+            await asyncio.wait(set(self._begun), timeout=_LAST)
         await self.leases.aclose()
         await self.tenants.aclose()
         await self.once.aclose()
         self.audit.close()
         self.ssh_keys.close()
         self.keys.close()
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """To be done though nobody waits for it: undoing what was given up."""
+        task = asyncio.ensure_future(work)
+        self._begun.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._begun.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SlopletError):
+            asyncio.get_running_loop().call_exception_handler({"message": "undoing failed", "exception": error})
 
     async def _end_leased(self, tenant: str, sandbox: str) -> None:
         if tenant in self.tenants.names():

@@ -151,6 +151,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             request TEXT NOT NULL,
             answer TEXT,
             made_at REAL NOT NULL,
+            sandbox TEXT,
             PRIMARY KEY (tenant, key)
         ) WITHOUT ROWID""",
         # Ports of sandboxes that have a name outside, and who may use it.

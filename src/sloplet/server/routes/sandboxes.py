@@ -47,8 +47,20 @@ async def create(
             await caller.tenant.controller.set_secrets(found[0].id, values)
         return SandboxInfo.of(found[0]) if found else None
 
-    again = _nothing if asked.reuse else look if asked.name is not None else None
-    return await server.once.answer(request, caller, asked.model_dump_json().encode(), Job(work, again))
+    async def find(sandbox_id: str) -> SandboxInfo | None:
+        try:
+            found = await caller.tenant.controller.find(sandbox_id)
+        except SandboxNotFound:
+            return None
+        if values := asked.values():
+            await caller.tenant.controller.set_secrets(found.id, values)
+        return SandboxInfo.of(found)
+
+    if asked.name is None and not asked.reuse:
+        job = Job(work, find=find)
+    else:
+        job = Job(work, _nothing if asked.reuse else look)
+    return await server.once.answer(request, caller, asked.model_dump_json().encode(), job)
 
 
 async def _nothing(since: float) -> None:
