@@ -83,18 +83,21 @@ class SandboxInfo:
     head: str | None = None  #: the snapshot it last made, was started from, or was rolled back to
     recovered_from: float | None = None  #: it had died; it went on from a checkpoint of that time
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, known: SandboxSpec | None = None) -> dict[str, Any]:
+        """``known``: settings that whoever reads it has already: if they are these, they are left out."""
         return {
             "id": self.id, "name": self.name, "state": self.state, "engine": self.engine, "rung": self.rung,
             "holder": self.holder, "created_at": self.created_at, "expires_at": self.expires_at,
-            "workdir": self.workdir, "spec": self.spec.to_dict(), "reason": self.reason, "saved": self.saved,
-            "saved_at": self.saved_at, "head": self.head, "recovered_from": self.recovered_from,
+            "workdir": self.workdir, "spec": None if self.spec == known else self.spec.to_dict(),
+            "reason": self.reason, "saved": self.saved, "saved_at": self.saved_at, "head": self.head,
+            "recovered_from": self.recovered_from,
         }  # fmt: skip
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> SandboxInfo:
+    def from_dict(data: dict[str, Any], *, known: SandboxSpec | None = None) -> SandboxInfo:
         values = dict(data)
-        values["spec"] = SandboxSpec.from_dict(values["spec"])
+        left_out = known is not None and values["spec"] is None
+        values["spec"] = known if left_out else SandboxSpec.from_dict(values["spec"])
         return SandboxInfo(**values)
 
 

@@ -225,11 +225,11 @@ class Holder:
         try:
             if volumes is not None:
                 volumes.started()
-            started(instance.hello.workdir)
             mux = HostMux(instance.read_fd, instance.write_fd)
             mux.set_accept(egress.accept if egress is not None else None)
             added = environment(egress, single_user=instance.hello.no_users)
             mux.hello(hello_fields(instance, info.id, added, still=alone))
+            started(instance.hello.workdir)
             check_served(egress, await first_answer(instance, mux, _START_TIMEOUT))
             info = replace(info, state="running", workdir=instance.hello.workdir)
             live = Live(info, owner, origin.engine, instance, mux, origin.spec, image, place)

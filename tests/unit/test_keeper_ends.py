@@ -109,7 +109,9 @@ def test_one_that_is_on_record_before_it_is_made(how: str) -> None:
         runtime = SlowRuntime()
         async with keeper(None, runtime) as world:
             noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            making = asyncio.ensure_future(world.client.make(SandboxSpec.make(None), sandbox_id="chosen", noted=noted))
+            making = asyncio.ensure_future(
+                world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
+            )
             await until(lambda: runtime.asked == 1)
             noted.set_result(None)
             await world.client.status()  # what was said before has arrived
@@ -133,7 +135,9 @@ def test_one_that_never_came_on_record(how: str) -> None:
         runtime = SlowRuntime()
         async with keeper(None, runtime) as world:
             noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            making = asyncio.ensure_future(world.client.make(SandboxSpec.make(None), sandbox_id="chosen", noted=noted))
+            making = asyncio.ensure_future(
+                world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
+            )
             await until(lambda: runtime.asked == 1)
             if how == "lost":
                 world.client.close()

@@ -61,26 +61,26 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
         spec: SandboxSpec,
         *,
         sandbox_id: str | None = None,
-        noted: Awaitable[None] | None = None,
+        note: Callable[[], Awaitable[None]] | None = None,
         heard: Callable[[SandboxInfo], Awaitable[None]] | None = None,
     ) -> SandboxInfo:
         """The same. An unnamed one is undone if this process ends before it is told of, or fails to note it:
-        ``sandbox_id`` is a new id (``new_id``) that it is to have, not for pools, and when ``noted`` is done that is on
-        record: from then on it stays, and whoever gives up ends it by its id. ``heard`` is what is to be done where the
-        id is the keeper's choice."""
+        ``sandbox_id`` is a new id (``new_id``) that it is to have, not for pools, and ``note`` puts that on record
+        while it starts: from then on it stays, and whoever gives up ends it by its id. ``heard`` is what is to be done
+        where the id is the keeper's choice."""
         request = _request("create", spec=spec.to_dict(), **({} if sandbox_id is None else {"id": sandbox_id}))
         while True:
             connection = await self._ours()
             stream = connection.mux.open(request)
             try:
                 # Until END the keeper undoes an unnamed sandbox if we vanish: it is ours from then on.
-                if noted is not None:
-                    await noted
+                if note is not None:
+                    await note()
                     await stream.send_end()
-                info = SandboxInfo.from_dict(_result(await stream.started()))
+                info = SandboxInfo.from_dict(_result(await stream.started()), known=spec)
                 if heard is not None:
                     await heard(info)
-                if noted is None:
+                if note is None:
                     await stream.send_end()
                 return info
             except BaseException as error:
@@ -259,7 +259,7 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
 
     async def _ours(self) -> Connection:
         """A connection to a keeper of our version, started if there is none."""
-        if self._connection is not None:
+        if self._connection is not None and not self._acting:
             # Let the loop see that a keeper has gone while the program was busy with other things.
             await asyncio.sleep(0)
             await asyncio.sleep(0)

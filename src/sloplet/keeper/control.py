@@ -224,8 +224,12 @@ class Control:
                 return
             info = making.result()
             client.use(info.id)
+            answer = Fields((Tag.BODY, to_body({"result": info.to_dict(known=spec)})))
+            if heard.done() and await _is_wanted(client, stream, spec, heard):
+                stream.close(answer)
+                return
             if not client.gone:
-                stream.reply(Fields((Tag.BODY, to_body({"result": info.to_dict()}))))
+                stream.reply(answer)
             if not await _is_wanted(client, stream, spec, heard):
                 await self._runtime.kill(info.id)
             stream.close(Fields())

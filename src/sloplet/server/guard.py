@@ -120,8 +120,8 @@ class Passing:
     """One request or WebSocket on its way in, and its answer on its way out."""
 
     __slots__ = (
-        "_began", "_body", "_count", "_most", "_receive", "_send", "_server", "address", "begun", "caller", "cut",
-        "facts", "origin", "request_id", "scope", "ticket",
+        "_began", "_body", "_count", "_most", "_receive", "_send", "_server", "_status", "address", "begun", "caller",
+        "cut", "facts", "origin", "request_id", "scope", "ticket",
     )  # fmt: skip
 
     def __init__(self, server: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,6 +129,7 @@ class Passing:
         self._began = time.perf_counter()
         self._body: bytes | None = None  # read already
         self._count, self._most = 0, 0
+        self._status = 0  # of an answer that has begun, and is not in the books yet
         self.request_id = secrets.token_hex(8)
         self.address: str = scope["client"][0] if scope.get("client") else ""
         self.origin: bytes | None = None
@@ -152,8 +153,8 @@ class Passing:
             if not self.begun:
                 await self.refuse(known)
         finally:
-            if not self.begun:
-                self._tell(499)  # whoever asked has gone
+            if not self.begun or self._status:
+                self._tell(self._status or 499)  # 499: whoever asked has gone
             self.leave()
 
     def known(self, error: Exception) -> SlopletError:
@@ -213,13 +214,18 @@ class Passing:
         kind = message["type"]
         if kind == "http.response.body":
             self._server.metrics.sent += len(message.get("body", b""))
+            if self._status:
+                try:
+                    await self._send(message)
+                finally:
+                    self._tell(self._status)
+                return
         elif kind == "http.response.start" or kind == "websocket.http.response.start":
             message["headers"] = self._headers(message.get("headers", ()))
-            try:
-                await self._send(message)
-            finally:
-                self._tell(message["status"])  # after it: whoever asked need not wait for the books
-            return
+            if self._is_whole(message):
+                self.begun, self._status = True, message["status"]
+            else:
+                self._tell(message["status"])
         elif kind == "websocket.accept":
             message["headers"] = [*message.get("headers", ()), (b"sloplet-request-id", self.request_id.encode())]
             self._tell(101)
@@ -227,6 +233,11 @@ class Passing:
         elif kind == "websocket.close" and not self.begun:
             self._tell(403)
         await self._send(message)
+
+    @staticmethod
+    def _is_whole(message: Message) -> bool:
+        """Whether all of the answer comes at once: then the books can wait until it is on its way."""
+        return any(name == b"content-length" and len(value) < 6 for name, value in message["headers"])
 
     def _headers(self, given: Any) -> list[tuple[bytes, bytes]]:
         headers = [
@@ -263,9 +274,9 @@ class Passing:
 
     def _tell(self, status: int) -> None:
         """The answer begins: who asked, for what, and what came of it."""
-        if self.begun:
+        if self.begun and not self._status:
             return
-        self.begun = True
+        self.begun, self._status = True, 0
         server, scope = self._server, self.scope
         seconds = time.perf_counter() - self._began
         route, action = _route_of(scope)

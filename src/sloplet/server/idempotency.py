@@ -247,9 +247,9 @@ def _check_same(known: str, digest: str) -> None:
 
 def _digest(request: Request, body: bytes) -> str:
     secret = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
-    query = request.url.query
+    scope = request.scope
     made = hmac.new(secret.encode("latin-1"), digestmod=hashlib.sha256)
-    for part in (request.method.encode(), request.url.path.encode(), query.encode(), body):
+    for part in (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body):
         made.update(len(part).to_bytes(8, "big") + part)
     return made.hexdigest()
 

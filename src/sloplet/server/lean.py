@@ -23,7 +23,7 @@ from .caller import SCOPE_KEY, CallerOf, ServerOf
 from .idempotency import IdempotencyKey, is_key
 
 _Finder = Callable[[Request], Any]
-_VARIABLE = ""  # in a path's words: any word
+_VARIABLE = "/"  # in a path's words: any word
 
 
 class _NotPlain(Exception):
@@ -76,7 +76,7 @@ class Lean:
         for variables in self._shapes.get((scope["method"], len(words)), ()):
             key = [scope["method"], *words[1:]]
             for at in variables:
-                key[at] = _VARIABLE if words[at] else "/"  # an empty word is none
+                key[at] = words[at] and _VARIABLE  # an empty word is none
             if plan := self._plans.get(tuple(key)):
                 return plan
         return None
@@ -123,7 +123,7 @@ def _alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 def _plan(route: APIRoute) -> _Plan | None:
     """None: not by simple means."""
-    hints = get_type_hints(route.endpoint, include_extras=True)
+    hints = get_type_hints(route.endpoint, localns={"ServerState": object}, include_extras=True)  # ServerOf's
     made = hints.get("return")
     plain = made is Response or (isinstance(made, type) and issubclass(made, BaseModel))
     methods = tuple(route.methods or ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ..controller import Controller, SandboxInfo
@@ -33,27 +33,22 @@ _FRESH = 10.0  # seconds: an engine may be installed while the server runs
 _UNLIMITED = KeyLimits()
 
 
-@dataclass
-class _Facts:
-    engines: tuple[EngineFact, ...] = ()
-    read_at: float = -1e9
-
-
 class Permits:
     def __init__(self, home: Home, settings: ServeSettings) -> None:
         self._home = os.path.realpath(home.path)
         self._settings = settings
-        self._facts = _Facts()
+        self._ground: Ground | None = None
+        self._read_at = -1e9
 
     async def ground(self) -> Ground:
         """What decisions are made on now."""
-        if time.monotonic() - self._facts.read_at > _FRESH:
-            self._facts = _Facts(await _in_thread(_engines), time.monotonic())
-        settings = self._settings
-        return Ground(
-            self._home, self._facts.engines, settings.allow_paths, settings.allow_private, settings.fake,
-            own=System().is_own,
-        )  # fmt: skip
+        if self._ground is None or time.monotonic() - self._read_at > _FRESH:
+            engines, settings = await _in_thread(_engines), self._settings
+            self._read_at = time.monotonic()
+            self._ground = Ground(
+                self._home, engines, settings.allow_paths, settings.allow_private, settings.fake, own=System().is_own
+            )
+        return self._ground
 
     async def create(self, key: Key | None, controller: Controller, spec: SandboxSpec) -> SandboxSpec:
         """What is made where this is asked for. NotAllowed, and what templates raise."""

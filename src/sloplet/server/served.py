@@ -104,16 +104,22 @@ class ServedKeeper(KeeperClient):
         if spec.pool or not (intent or (program.lease and program.client)):  # those of pools have their ids already
             return await self.make(spec, heard=lambda info: note(info.id))
         chosen = new_id()
-        noting = asyncio.ensure_future(note(chosen))
+        noting: set[asyncio.Future[None]] = set()
+
+        def begin() -> Awaitable[None]:
+            noting.add(asyncio.ensure_future(note(chosen)))
+            return asyncio.shield(*noting)
+
         try:
-            return await self.make(spec, sandbox_id=chosen, noted=asyncio.shield(noting))
+            return await self.make(spec, sandbox_id=chosen, note=begin)
         except BaseException:
             self.server.background(self._unmake(chosen, noting))
             raise
 
-    async def _unmake(self, sandbox_id: str, noting: asyncio.Future[None]) -> None:
+    async def _unmake(self, sandbox_id: str, noting: set[asyncio.Future[None]]) -> None:
         """It failed, or was given up, perhaps after it was made. What cannot be ended now is leased still."""
-        await asyncio.wait({noting})
+        if noting:
+            await asyncio.wait(noting)
         await super().kill(sandbox_id)
         self.server.leases.gone(sandbox_id)
 
