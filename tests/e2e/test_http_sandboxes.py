@@ -426,36 +426,40 @@ class TestOnce:
         for box in [answers[0].json()["id"], *(item["id"] for item in forks[0].json()["items"])]:
             http.delete(f"/v1/sandboxes/{box}")
 
-    def test_a_server_that_is_killed_meanwhile(self, tmp_path: Path) -> None:
-        """Each is there once, and who asks again gets it."""
+    @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+    def test_a_server_that_is_killed_meanwhile(self, tmp_path: Path, named: bool) -> None:
+        """Each is there once, and who asks again gets it, also by the id that was chosen for what has no name."""
         wanted = [f"n{number}" for number in range(8)]
         server = start(tmp_path / "home")
         try:
             answered = threading.Event()
 
-            def ask(name: str) -> int:
+            def ask(name: str) -> httpx.Response | None:
                 try:
                     with server.client() as http:
-                        body = {"engine": "fake", "name": name}
-                        answer = http.post("/v1/sandboxes", json=body, headers={"Idempotency-Key": name})
-                        return int(answer.status_code)
+                        body = {"engine": "fake", **({"name": name} if named else {})}
+                        return http.post("/v1/sandboxes", json=body, headers={"Idempotency-Key": name})
                 except httpx.TransportError:
-                    return 0
+                    return None
                 finally:
                     answered.set()
 
             with ThreadPoolExecutor(8) as pool:
-                first = [pool.submit(ask, name) for name in wanted]
+                asked = [pool.submit(ask, name) for name in wanted]
                 answered.wait(60)
                 server.stop(signal.SIGKILL)
-                codes = [each.result() for each in first]
-            assert set(codes) <= {0, 201}
+                first = [each.result() for each in asked]
+            assert {answer.status_code for answer in first if answer is not None} <= {201}
             assert server.process.stdout is not None
             server.process.stdout.close()
             server = start(tmp_path / "home", key=server.key)
-            assert [ask(name) for name in wanted] == [201] * len(wanted)
+            again = [ask(name) for name in wanted]
+            ids = [answer.json()["id"] for answer in again if answer is not None and answer.status_code == 201]
+            assert len(set(ids)) == len(wanted)
+            for before, made in zip(first, ids, strict=True):
+                assert before is None or before.json()["id"] == made, "what was answered is what it is"
             with server.client() as http:
-                assert sorted(names(http)) == wanted
+                assert sorted(item["id"] for item in http.get("/v1/sandboxes").json()["items"]) == sorted(ids)
         finally:
             server.stop()
             if server.process.stdout is not None:

@@ -196,6 +196,58 @@ def test_what_is_no_http(answer: bytes) -> None:
             await server.http.post("/x", {})
 
 
+@pytest.mark.parametrize(
+    ("answer", "stays"),
+    [
+        (b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"n": 1}', True),
+        (b'HTTP/1.1 103 Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"n": 1}', True),
+        (b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n{"n": 1}', False),
+        (b'HTTP/1.0 200 OK\r\nContent-Length: 8\r\n\r\n{"n": 1}', False),
+        (b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{"n": 1}\r\n0\r\n\r\n', True),
+    ],
+)
+def test_ways_to_say_the_same(answer: bytes, stays: bool) -> None:
+    async def talk(server: Scripted) -> None:
+        assert await server.http.get("/v1/me") == {"n": 1}
+        assert await server.http.get("/v1/me") == {"n": 2}
+        assert server.connections == (1 if stays else 2)
+
+    play(answer)(talk)
+
+
+def test_an_answer_that_ends_with_its_connection() -> None:
+    async def talk(server: Scripted) -> None:
+        asked = asyncio.ensure_future(server.http.get("/v1/me"))
+        while not server.requests:
+            await asyncio.sleep(0)
+        for _ in range(20):  # the answer is on its way
+            await asyncio.sleep(0)
+        server.hang_up()
+        assert await asked == {"n": 1}
+
+    play(b'HTTP/1.1 200 OK\r\n\r\n{"n": 1}')(talk)
+
+
+def test_an_answer_that_nobody_asked_for() -> None:
+    """It is not taken for the next one's."""
+
+    async def talk(server: Scripted) -> None:
+        assert await server.http.get("/v1/me") == {"n": 1}
+        assert await server.http.get("/v1/me") == {"n": 2}
+        assert server.connections == 2
+
+    play(ok({"n": 1}) + ok({"n": "another one's"}))(talk)
+
+
+@pytest.mark.parametrize("head", [b"X: " + b"x" * (1 << 19), b"X: y\r\n" * (1 << 16)], ids=["long", "many"])
+def test_a_head_without_an_end(head: bytes) -> None:
+    async def talk(server: Scripted) -> None:
+        with pytest.raises(ServerUnreachable):
+            await server.http.post("/v1/sandboxes", {})
+
+    play(b"HTTP/1.1 200 OK\r\n" + head)(talk)
+
+
 def test_another_kind_of_server_is_told_at_once() -> None:
     @play(*[b"SSH-2.0-Something\r\n"] * 50)
     async def _(server: Scripted) -> None:
