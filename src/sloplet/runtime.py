@@ -101,6 +101,7 @@ class Runtime(Networked):
         """A new sandbox of these settings, started from ``origin``. Nothing is left behind on failure. ``parent``: the
         one that it is a fork of; ``cloud_init``: what is applied to it before anybody has it; ``sandbox_id``: a new id,
         if it was chosen already."""
+        known = sandbox_id is not None and not (cloud_init or spec.volumes)  # those take longer to be what they are
         sandbox_id = new_id() if sandbox_id is None else check_id(sandbox_id)
         if spec.ports:
             check_ports(origin.engine)
@@ -108,13 +109,16 @@ class Runtime(Networked):
         try:
             if parent is not None:
                 await self.networks.inherit(parent, sandbox_id)
-            return await self._make(sandbox_id, spec, origin, cloud_init)
+            return await self._make(sandbox_id, spec, origin, cloud_init, known=known)
         except BaseException:
             self.exposed.close(sandbox_id)
             self.networks.drop(sandbox_id)
             raise
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, origin: Origin, cloud_init: CloudInitSpec | None) -> Live:
+    async def _make(
+        self, sandbox_id: str, spec: SandboxSpec, origin: Origin, cloud_init: CloudInitSpec | None, *, known: bool
+    ) -> Live:
+        """``known``: whoever asks for it by its id knows that it is being made (keeper/control.py)."""
 
         def begin() -> tuple[str, SandboxInfo]:
             owner = self.owner()
@@ -147,9 +151,9 @@ class Runtime(Networked):
         marked: asyncio.Task[None] | None = None
 
         def started(workdir: str) -> None:
-            """Nobody looks for one without a name before its id is known: it is written down while it wakes up."""
+            """It is written down while it wakes up."""
             nonlocal marked
-            if self.holder == "keeper" and spec.name is None:
+            if known:
                 marked = self._mark(sandbox_id, workdir)
 
         try:

@@ -82,6 +82,21 @@ def test_no_websocket_without_a_key(server: Served, path: str) -> None:
     assert refused.value.response.status_code in (401, 429)
 
 
+def test_refused_websockets_are_in_the_books(server: Served) -> None:
+    place = f"{server.url.replace('http', 'ws')}/v1/wire"
+    given = {"Authorization": f"Bearer {server.key}"}
+    with server.client() as client:
+
+        def refusals() -> int:
+            return sum(item["status"] == 403 for item in client.get("/v1/audit?limit=1000").json()["items"])
+
+        before = refusals()
+        with pytest.raises(InvalidStatus) as refused:
+            connect(place, additional_headers=given, origin=Origin("http://evil.example")).close()
+        assert refused.value.response.status_code == 403
+        assert refusals() == before + 1
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -13,8 +13,10 @@ from keeper_toy import ToyRuntime, keeper, run, until
 
 from sloplet.controller import SandboxInfo
 from sloplet.engines import registry
-from sloplet.errors import SandboxDead, SandboxNotFound, SlopletError, StateError
+from sloplet.errors import SandboxDead, SandboxError, SandboxNotFound, SlopletError, StateError
 from sloplet.keeper.client import keeper_controller
+from sloplet.keeper.connection import Connection
+from sloplet.keeper.server import Server
 from sloplet.sandbox import AsyncSandbox
 from sloplet.spec import SandboxSpec
 from sloplet.wire.mux import AgentStream
@@ -44,6 +46,9 @@ class SlowRuntime(ToyRuntime):
 
     async def kill(self, sandbox_id: str) -> None:
         self.made.pop(sandbox_id, None)
+
+    def holds(self, sandbox_id: str) -> bool:
+        return sandbox_id in self.made
 
     async def find(self, ref: str) -> SandboxInfo:
         for info in self.made.values():
@@ -151,6 +156,69 @@ def test_one_that_never_came_on_record(how: str) -> None:
             assert not runtime.made
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["find", "kill"])
+def test_who_asks_for_one_that_is_being_made_by_its_id(how: str) -> None:
+    """Its client knows the id before there is a record: it is not told that there is none."""
+
+    async def main() -> None:
+        runtime = SlowRuntime()
+        async with keeper(None, runtime) as world:
+            noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            noted.set_result(None)
+            work = world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
+            making = asyncio.ensure_future(work)
+            await until(lambda: runtime.asked == 1)
+            runtime.asked = 0  # for this runtime's ``find`` there is nothing on record
+            asking: asyncio.Future[SandboxInfo | None]
+            asking = asyncio.ensure_future(
+                world.client.find("chosen") if how == "find" else world.client.kill("chosen")
+            )
+            await asyncio.wait({asking}, timeout=0.1)
+            assert asking.done() == (how == "kill"), "it is given up at once"
+            runtime.go.set()
+            if how == "find":
+                found = await asking
+                assert found is not None
+                assert found.id == (await making).id == "chosen"
+            else:
+                await asking
+                with pytest.raises(SandboxError, match="given up"):
+                    await making
+                assert not runtime.made
+
+    run(main())
+
+
+def test_one_whose_keeper_is_leaving_is_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        leaving = False
+        monkeypatch.setattr(Server, "leaving", property(lambda server: leaving))
+        runtime = SlowRuntime()
+        runtime.go.set()
+        async with keeper(None, runtime) as world:
+            noted = 0
+
+            async def note() -> None:
+                nonlocal noted
+                noted += 1
+
+            real, tries = world.client._ours, 0
+
+            async def ours() -> Connection:
+                """The first time the keeper has just decided to leave."""
+                nonlocal tries, leaving
+                connection = await real()
+                tries += 1
+                leaving = tries == 1
+                return connection
+
+            world.client._ours = ours  # type: ignore[method-assign]
+            info = await world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=note)
+            assert (info.id, list(runtime.made), noted, tries) == ("chosen", ["chosen"], 2, 2)
 
     run(main())
 

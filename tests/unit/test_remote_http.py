@@ -228,15 +228,16 @@ def test_an_answer_that_ends_with_its_connection() -> None:
     play(b'HTTP/1.1 200 OK\r\n\r\n{"n": 1}')(talk)
 
 
-def test_an_answer_that_nobody_asked_for() -> None:
-    """It is not taken for the next one's."""
+@pytest.mark.parametrize("length", [1, 2, 20, 40, None])
+def test_an_answer_that_nobody_asked_for(length: int | None) -> None:
+    """It, or the beginning of it, is not taken for the next one's."""
 
     async def talk(server: Scripted) -> None:
         assert await server.http.get("/v1/me") == {"n": 1}
         assert await server.http.get("/v1/me") == {"n": 2}
         assert server.connections == 2
 
-    play(ok({"n": 1}) + ok({"n": "another one's"}))(talk)
+    play(ok({"n": 1}) + ok({"n": "another one's"})[:length])(talk)
 
 
 @pytest.mark.parametrize("head", [b"X: " + b"x" * (1 << 19), b"X: y\r\n" * (1 << 16)], ids=["long", "many"])

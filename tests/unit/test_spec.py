@@ -305,3 +305,19 @@ def test_any_environment(env: dict[str, str]) -> None:
         assert dict(check_env(env)) == env
     except SpecError:
         pass
+
+
+def test_settings_that_both_sides_know_are_left_out() -> None:
+    import json
+
+    from sloplet.cloudspec import CloudInitSpec
+    from sloplet.controller import SandboxInfo
+
+    asked = SandboxSpec.make(None, memory="64m", cloud_init=CloudInitSpec.of("#cloud-config\npassword: hunter2\n"))
+    info = SandboxInfo("abcdefghijkl", None, "running", "fake", "process", "keeper", 0.0, None, "/", asked.recorded())
+    sent = json.loads(json.dumps(info.to_dict(known=asked)))
+    assert sent["spec"] is None
+    assert SandboxInfo.from_dict(sent, known=asked.recorded()) == info
+    assert "hunter2" not in repr(SandboxInfo.from_dict(sent, known=asked.recorded()).to_dict())
+    other = SandboxSpec.make(None, memory="65m")
+    assert SandboxInfo.from_dict(json.loads(json.dumps(info.to_dict(known=other))), known=other).spec == info.spec

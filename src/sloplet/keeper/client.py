@@ -77,7 +77,7 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
                 if note is not None:
                     await note()
                     await stream.send_end()
-                info = SandboxInfo.from_dict(_result(await stream.started()), known=spec)
+                info = SandboxInfo.from_dict(_result(await stream.started()), known=spec.recorded())
                 if heard is not None:
                     await heard(info)
                 if note is None:

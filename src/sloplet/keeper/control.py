@@ -44,7 +44,8 @@ class Control:
         self._server = server
         self._runtime = server.runtime
         self.creating = 0
-        self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name or id, while one or more try to make it
+        self._starting: dict[str, set[asyncio.Future[None]]] = {}  # by name, while one or more try to make it
+        self._chosen: dict[str, asyncio.Task[SandboxInfo]] = {}  # by id, if its client chose that
         self._network = NetworkMethods(server)
         self._changes: dict[str, Method] = {**HistoryMethods(server).methods, **self._network.methods}
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
@@ -117,8 +118,10 @@ class Control:
 
     async def _settled(self, ref: str) -> SandboxInfo:
         """Find it; one that is being made, once it is made (or was not)."""
+        if (chosen := self._chosen.get(ref)) is not None:  # its client may ask before it is on record
+            await asyncio.wait({chosen})
         info = await self._runtime.find(ref)
-        while info.state == "starting" and (making := self._starting.get((info.name or info.id).casefold())):
+        while info.state == "starting" and (making := self._starting.get((info.name or "").casefold())):
             await asyncio.wait(set(making))
             info = await self._runtime.find(ref)
             if info.state != "starting":
@@ -129,7 +132,7 @@ class Control:
         return info
 
     def _is_left_over(self, info: SandboxInfo) -> bool:
-        if self._runtime.holds(info.id) or not left_over(info):
+        if self._runtime.holds(info.id) or info.id in self._chosen or not left_over(info):
             return False
         return not (info.state == "starting" and (self.creating or self._runtime.changing))
 
@@ -150,6 +153,8 @@ class Control:
 
     async def _kill(self, params: Any) -> Any:
         sandbox_id = str(params["sandbox"])
+        if (making := self._chosen.get(sandbox_id)) is not None:
+            making.cancel()
         try:
             await self._settled(sandbox_id)
             await self._runtime.kill(sandbox_id)
@@ -202,11 +207,13 @@ class Control:
         answer.
         """
         self.creating += 1
-        key = (spec.name or sandbox_id or "").casefold()
+        name = (spec.name or "").casefold()
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if key:
-            self._starting.setdefault(key, set()).add(made)
+        if name:
+            self._starting.setdefault(name, set()).add(made)
         making = asyncio.ensure_future(self._runtime.create_as(sandbox_id, spec))
+        if sandbox_id is not None:
+            self._chosen[sandbox_id] = making
         heard = asyncio.ensure_future(_heard(stream))
         over = asyncio.ensure_future(_over(stream))
         try:
@@ -238,10 +245,12 @@ class Control:
             over.cancel()
             self.creating -= 1
             made.set_result(None)
-            if key:
-                self._starting[key].discard(made)
-                if not self._starting[key]:
-                    del self._starting[key]
+            if name:
+                self._starting[name].discard(made)
+                if not self._starting[name]:
+                    del self._starting[name]
+            if sandbox_id is not None:
+                del self._chosen[sandbox_id]
             self._server.consider_leaving()
 
     async def _events(self, stream: AgentStream, sandbox: str | None) -> None:

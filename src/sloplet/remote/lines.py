@@ -60,23 +60,21 @@ class _Line(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
-        self._begin()
-        self.open = False
-        self.idle_since = 0.0
-
-    def _begin(self) -> None:
-        """For the next answer."""
         self._parser = httptools.HttpResponseParser(self)
         self._seen = 0  # bytes of a head that has not come to its end
         self._headers: dict[str, str] = {}
         self._body = bytearray()
         self._headed = False  # whether the head has
+        self.open = False
+        self.idle_since = 0.0
 
     async def ask(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
         assert self._transport is not None
         if not self.open:
             raise Lost("the connection was closed", sent=False)
         self._answer = asyncio.get_running_loop().create_future()
+        self._parser = httptools.HttpResponseParser(self)
+        self._seen, self._headed, self._headers, self._body = 0, False, {}, bytearray()
         head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers) + "\r\n"
         self._transport.write(head.encode("latin-1") + body)
         try:
@@ -139,6 +137,11 @@ class _Line(asyncio.Protocol):
 
     # -- of its parser -----------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._answer is not None and self._answer.done():
+            self._headers, self._body = {}, bytearray()  # those are the answer's
+            self.close()  # nobody asked for more
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -155,14 +158,10 @@ class _Line(asyncio.Protocol):
         if 100 <= status < 200:  # the answer is still to come
             self._headers, self._headed = {}, False
             return
-        answer = Answer(status, self._headers, bytes(self._body))
         if not self._parser.should_keep_alive():
             self.open = False
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
-        elif self.open:
-            self.close()  # one answer too many
-        self._begin()
+            self._answer.set_result(Answer(status, self._headers, bytes(self._body)))
 
 
 class Lines:

@@ -222,7 +222,7 @@ class Passing:
                 return
         elif kind == "http.response.start" or kind == "websocket.http.response.start":
             message["headers"] = self._headers(message.get("headers", ()))
-            if self._is_whole(message):
+            if kind == "http.response.start" and self._is_whole(message):
                 self.begun, self._status = True, message["status"]
             else:
                 self._tell(message["status"])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from ..errors import SlopletError
 from ..state.connection import Connected
@@ -38,6 +38,7 @@ class Leases(Connected):
         self._kill = kill
         self._there = there
         self._held: dict[str, tuple[str, str]] = {}  # by sandbox: its tenant, and its program
+        self._making: set[str] = set()  # on record, and not yet on any keeper's
         self._removing: set[asyncio.Future[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
@@ -65,6 +66,15 @@ class Leases(Connected):
         rows = [(each, tenant, client, time.time()) for each in fresh]
         self._held.update((each, (tenant, client)) for each in fresh)
         await asyncio.get_running_loop().run_in_executor(None, self._enter, rows, intent, made[0])
+
+    @contextmanager
+    def making(self, sandbox: str) -> Iterator[None]:
+        """For a block: it is being made, under an id that is held already."""
+        self._making.add(sandbox)
+        try:
+            yield
+        finally:
+            self._making.discard(sandbox)
 
     def gone(self, sandbox: str) -> None:
         """It has ended, or is to stay. Idempotent. The record goes after a while."""
@@ -111,7 +121,8 @@ class Leases(Connected):
 
     async def _tidy(self) -> None:
         """Forget those that ended by themselves (a time to live, say), while their programs live on."""
-        held = dict(self._held)  # what is made meanwhile is not on the lists below
+        # What is made meanwhile is not on the lists below.
+        held = {sandbox: whose for sandbox, whose in self._held.items() if sandbox not in self._making}
         for tenant in {tenant for tenant, _ in held.values()}:
             try:
                 there = await self._there(tenant)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..controller import SandboxInfo, Snapshot, Stream
+from ..errors import SlopletError
 from ..images.config import ImageConfig
 from ..keeper.client import KeeperClient, open_on
 from ..keeper.connection import Connection, connect
@@ -107,13 +108,17 @@ class ServedKeeper(KeeperClient):
         noting: set[asyncio.Future[None]] = set()
 
         def begin() -> Awaitable[None]:
-            noting.add(asyncio.ensure_future(note(chosen)))
-            return asyncio.shield(*noting)
+            task = asyncio.ensure_future(note(chosen))
+            noting.add(task)
+            return asyncio.shield(task)
 
         try:
-            return await self.make(spec, sandbox_id=chosen, note=begin)
-        except BaseException:
-            self.server.background(self._unmake(chosen, noting))
+            with leases.making(chosen):
+                return await self.make(spec, sandbox_id=chosen, note=begin)
+        except BaseException as error:
+            undone = self.server.background(self._unmake(chosen, noting))
+            if isinstance(error, SlopletError):  # whoever asks again does not find what is on its way out
+                await asyncio.wait({undone})
             raise
 
     async def _unmake(self, sandbox_id: str, noting: set[asyncio.Future[None]]) -> None:
@@ -154,6 +159,8 @@ class ServedKeeper(KeeperClient):
                 await self.server.leases.hold(self.tenant.name, program.client, own)
         except BaseException:
             await asyncio.shield(asyncio.gather(*(super(ServedKeeper, self).kill(info.id) for info in infos)))
+            for info in infos:
+                self.server.leases.gone(info.id)
             raise
         kept.made += infos
         self.server.names.made(self.tenant.name, infos)

@@ -124,11 +124,12 @@ class ServerState:
         self.ssh_keys.close()
         self.keys.close()
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """To be done though nobody waits for it: undoing what was given up."""
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """To be done even if nobody waits for it: undoing what was given up."""
         task = asyncio.ensure_future(work)
         self._begun.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._begun.discard(task)

@@ -52,6 +52,9 @@ async def create(
             found = await caller.tenant.controller.find(sandbox_id)
         except SandboxNotFound:
             return None
+        if found.state == "dead":  # it died before anybody was told of it
+            await caller.tenant.controller.kill(found.id)
+            return None
         if values := asked.values():
             await caller.tenant.controller.set_secrets(found.id, values)
         return SandboxInfo.of(found)
