@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from keeper_helpers import end, keeping, wait_for
-from keeper_toy import ToyRuntime, keeper, run, until
+from keeper_toy import ToyRuntime, World, keeper, run, until
 
 from sloplet.controller import SandboxInfo
 from sloplet.engines import registry
@@ -106,18 +109,36 @@ def test_a_create_that_was_heard_stays() -> None:
     run(main())
 
 
+class Choosing(NamedTuple):
+    """A client that chose an id, while the sandbox is being made."""
+
+    world: World
+    runtime: SlowRuntime
+    noted: asyncio.Future[None]  #: done when the id is on record
+    making: asyncio.Task[SandboxInfo]
+
+
+@asynccontextmanager
+async def choosing() -> AsyncIterator[Choosing]:
+    runtime = SlowRuntime()
+    async with keeper(None, runtime) as world:
+        noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        work = world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
+        making = asyncio.ensure_future(work)
+        try:
+            await until(lambda: runtime.asked == 1)
+            yield Choosing(world, runtime, noted, making)
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+
+
 @pytest.mark.parametrize("how", ["lost", "cancelled"])
 def test_one_that_is_on_record_before_it_is_made(how: str) -> None:
     """Its client has chosen the id, and said that it knows of it: it stays without a client, unless it is given up."""
 
     async def main() -> None:
-        runtime = SlowRuntime()
-        async with keeper(None, runtime) as world:
-            noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            making = asyncio.ensure_future(
-                world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
-            )
-            await until(lambda: runtime.asked == 1)
+        async with choosing() as (world, runtime, noted, making):
             noted.set_result(None)
             await world.client.status()  # what was said before has arrived
             if how == "lost":
@@ -137,13 +158,7 @@ def test_one_that_is_on_record_before_it_is_made(how: str) -> None:
 @pytest.mark.parametrize("how", ["lost", "failed"])
 def test_one_that_never_came_on_record(how: str) -> None:
     async def main() -> None:
-        runtime = SlowRuntime()
-        async with keeper(None, runtime) as world:
-            noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            making = asyncio.ensure_future(
-                world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
-            )
-            await until(lambda: runtime.asked == 1)
+        async with choosing() as (world, runtime, noted, making):
             if how == "lost":
                 world.client.close()
                 await until(lambda: not world.server.clients)
@@ -154,41 +169,36 @@ def test_one_that_never_came_on_record(how: str) -> None:
             runtime.go.set()
             await until(lambda: world.server.busy == 0)
             assert not runtime.made
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
 
     run(main())
 
 
-@pytest.mark.parametrize("how", ["find", "kill"])
-def test_who_asks_for_one_that_is_being_made_by_its_id(how: str) -> None:
+def test_who_looks_by_its_id_for_one_that_is_being_made() -> None:
     """Its client knows the id before there is a record: it is not told that there is none."""
 
     async def main() -> None:
-        runtime = SlowRuntime()
-        async with keeper(None, runtime) as world:
-            noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        async with choosing() as (world, runtime, noted, making):
             noted.set_result(None)
-            work = world.client.make(SandboxSpec.make(None), sandbox_id="chosen", note=lambda: noted)
-            making = asyncio.ensure_future(work)
-            await until(lambda: runtime.asked == 1)
             runtime.asked = 0  # for this runtime's ``find`` there is nothing on record
-            asking: asyncio.Future[SandboxInfo | None]
-            asking = asyncio.ensure_future(
-                world.client.find("chosen") if how == "find" else world.client.kill("chosen")
-            )
-            await asyncio.wait({asking}, timeout=0.1)
-            assert asking.done() == (how == "kill"), "it is given up at once"
+            finding = asyncio.ensure_future(world.client.find("chosen"))
+            await asyncio.wait({finding}, timeout=0.1)
+            assert not finding.done()
             runtime.go.set()
-            if how == "find":
-                found = await asking
-                assert found is not None
-                assert found.id == (await making).id == "chosen"
-            else:
-                await asking
-                with pytest.raises(SandboxError, match="given up"):
-                    await making
-                assert not runtime.made
+            assert (await finding).id == (await making).id == "chosen"
+
+    run(main())
+
+
+def test_who_ends_by_its_id_one_that_is_being_made() -> None:
+    async def main() -> None:
+        async with choosing() as (world, runtime, noted, making):
+            noted.set_result(None)
+            runtime.asked = 0
+            await world.client.kill("chosen")  # which does not wait until it is made
+            with pytest.raises(SandboxError, match="given up"):
+                await making
+            runtime.go.set()
+            assert not runtime.made
 
     run(main())
 
