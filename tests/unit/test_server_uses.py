@@ -207,7 +207,11 @@ def test_those_that_ended_by_themselves(tmp_path: Path, uses: Uses, monkeypatch:
         leases = Leases(Home(tmp_path / "home").open(), uses, ground.kill, ground.ids)
         leases.start()
         uses.came("t", "one")
-        await leases.hold("t", "one", ["a", "expired"])
+        with leases.making("made"):  # which is on no keeper's list yet
+            await leases.hold("t", "one", ["a", "expired", "made"])
+            await wait_for(lambda: len(leases) == 2)
+            await asyncio.sleep(0.1)
+            assert len(leases) == 2
         await wait_for(lambda: len(leases) == 1)
         assert ground.killed == []
         await leases.aclose()
