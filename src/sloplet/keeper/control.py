@@ -250,7 +250,7 @@ class Control:
                 if not self._starting[name]:
                     del self._starting[name]
             if sandbox_id is not None:
-                del self._chosen[sandbox_id]
+                self._chosen.pop(sandbox_id, None)
             self._server.consider_leaving()
 
     async def _events(self, stream: AgentStream, sandbox: str | None) -> None:
