@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+from sloplet.engines import registry
 
 _START = 60.0
+
+
+def need_container() -> None:
+    """Skip what calls, where there is no engine with real processes."""
+    probe = registry.load("container").probe()
+    if not probe.available:
+        pytest.skip(f"container: {probe.reason}")
 
 
 @dataclass

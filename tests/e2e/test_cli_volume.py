@@ -14,14 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_helpers import sloplet
 
-from sloplet.engines import registry
+from server_kit import need_container
 
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     chosen = tmp_path_factory.mktemp("volumes") / "home"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLOPLET_HOME", str(chosen))

@@ -20,10 +20,10 @@ from cli_helpers import sloplet
 
 from http_kit import parsed
 from image_kit import busybox_image, needs_busybox
-from server_kit import Served, served
+from server_kit import Served, need_container, served
 from sloplet import Image, Sandbox
 from sloplet.build.contexttar import RESERVED
-from sloplet.engines import jail, registry
+from sloplet.engines import jail
 from sloplet.engines.machine import machine
 from sloplet.errors import BuildFailed, NotAllowed, RecipeInvalid
 from sloplet.netspec import Network
@@ -39,9 +39,7 @@ FROM = "FROM busybox:test\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     folder = tmp_path_factory.mktemp("served")
     with served(folder / "home") as running:
         busybox_image(Home(running.home), "busybox:test")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from http_kit import Box, made
-from server_kit import Served, served
-from sloplet.engines import registry
+from server_kit import Served, need_container, served
 
 pytestmark = [pytest.mark.anyone, pytest.mark.timeout(60)]
 
@@ -32,9 +31,7 @@ Picture()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     with served(tmp_path_factory.mktemp("served")) as running:
         yield running
 

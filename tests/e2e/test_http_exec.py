@@ -13,8 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from http_kit import Box, made, parsed, peak_memory
-from server_kit import Served, served
-from sloplet.engines import registry
+from server_kit import Served, need_container, served
 
 pytestmark = [pytest.mark.anyone, pytest.mark.timeout(180)]
 
@@ -24,9 +23,7 @@ READY = "trap 'echo interrupted; exit 7' INT; echo ready; while :; do sleep 0.05
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     with served(tmp_path_factory.mktemp("served")) as running:
         yield running
 

@@ -17,8 +17,7 @@ import pytest
 
 from http_kit import Box, made, peak_memory
 from layer_kit import Member, folder, hardlink, member, symlink, tar
-from server_kit import Served, served
-from sloplet.engines import registry
+from server_kit import Served, need_container, served
 
 pytestmark = [pytest.mark.anyone, pytest.mark.timeout(60)]
 
@@ -30,9 +29,7 @@ ODD_QUERY = "/files{}?path=/workspace/odd-%FF%FE"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     with served(tmp_path_factory.mktemp("served")) as running:
         yield running
 

@@ -15,9 +15,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from server_kit import Served, end_keepers, served, start
+from server_kit import Served, end_keepers, need_container, served, start
 from sloplet.controller import SandboxInfo
-from sloplet.engines import registry
 from sloplet.spec import SandboxSpec
 
 pytestmark = [pytest.mark.anyone, pytest.mark.timeout(180)]
@@ -49,9 +48,7 @@ def http(server: Served) -> Iterator[httpx.Client]:
 @pytest.fixture
 def real(server: Served) -> str:
     """An engine with real processes."""
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     return "container"
 
 
@@ -314,9 +311,7 @@ class TestAllowed:
         with server.client(key) as http:
             assert create(http, 403)["error"] == "NotAllowed"
             assert create(http, 403, engine="process")["error"] == "NotAllowed"
-            probe = registry.load("container").probe()
-            if not probe.available:
-                pytest.skip(f"container: {probe.reason}")
+            need_container()
             for asked in ({}, {"ttl": "1d"}):
                 made = create(http, engine="auto", **asked)
                 assert made["engine"] == "container"

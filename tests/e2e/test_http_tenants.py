@@ -27,8 +27,7 @@ from websockets.sync.client import connect
 
 from layer_kit import member, tar
 from routes_kit import Route, routes
-from server_kit import Served, served
-from sloplet.engines import registry
+from server_kit import Served, need_container, served
 from sloplet.errors import SlopletError
 from sloplet.process import collect, exec_request, make_capture
 from sloplet.remote import place
@@ -141,9 +140,7 @@ def _alike(text: str, refs: Refs) -> str:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     with served(tmp_path_factory.mktemp("tenants") / "home") as server, ExitStack() as held:
         keys = {
             "a": server.new_key("alphakey", "--tenant", "alphaco"),

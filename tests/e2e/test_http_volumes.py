@@ -11,18 +11,15 @@ import httpx
 import pytest
 from cli_helpers import sloplet
 
-from server_kit import Served, served
+from server_kit import Served, need_container, served
 from sloplet import Sandbox
-from sloplet.engines import registry
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     with served(tmp_path_factory.mktemp("served")) as running:
         yield running
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server_kit import Served, served
+from server_kit import Served, need_container, served
 from sloplet import errors
-from sloplet.engines import registry
 
 pytestmark = [pytest.mark.anyone, pytest.mark.timeout(300)]
 
@@ -58,9 +57,7 @@ def compiled(package: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     with served(tmp_path_factory.mktemp("js") / "home") as made:
         yield made
 

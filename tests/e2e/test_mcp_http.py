@@ -14,8 +14,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from mcp_kit import http, stdio
-from server_kit import Served, served, start
-from sloplet.engines import registry
+from server_kit import Served, need_container, served, start
 
 pytestmark = pytest.mark.anyone
 
@@ -31,9 +30,7 @@ HELLO = {
 
 @pytest.fixture(scope="module", autouse=True)
 def container() -> None:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ import pytest
 
 from mcp_kit import http, stdio
 from registry_kit import RealRegistry, busybox_root, layout_of, needs, real_registry
-from server_kit import served
-from sloplet.engines import registry as engines
+from server_kit import need_container, served
 
 pytestmark = pytest.mark.anyone
 
@@ -21,9 +20,7 @@ SIZE = 96 << 20  # bytes: enough to be under way for a while
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
     needs("docker-registry", "skopeo", "umoci", "busybox")
-    probe = engines.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     folder = tmp_path_factory.mktemp("registry")
     root = busybox_root(folder / "root")
     (root / "large").write_bytes(os.urandom(SIZE))

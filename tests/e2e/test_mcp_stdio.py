@@ -22,7 +22,7 @@ from cli_helpers import sloplet
 from mcp.shared.exceptions import MCPError
 
 from mcp_kit import Talk, environment, images_of, stdio, text_of
-from server_kit import end_keepers
+from server_kit import end_keepers, need_container
 from sloplet.engines import registry
 
 pytestmark = pytest.mark.anyone
@@ -47,9 +47,7 @@ PNG = _png()
 
 @pytest.fixture(scope="module", autouse=True)
 def container() -> None:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
 
 
 @pytest.fixture(scope="module")

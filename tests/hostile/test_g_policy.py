@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server_kit import Served, served
+from server_kit import Served, need_container, served
 from sloplet.engines import registry
 
 pytestmark = pytest.mark.anyone
@@ -73,9 +73,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     root = tmp_path_factory.mktemp("place")
     for name in ("allowed/inside", "writable/inside", "secret", "home"):
         (root / name).mkdir(parents=True)

@@ -22,8 +22,7 @@ from rude_http import Raw, request
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from server_kit import Served, end_keepers, start
-from sloplet.engines import registry
+from server_kit import Served, end_keepers, need_container, start
 
 pytestmark = [pytest.mark.anyone, pytest.mark.timeout(180)]
 
@@ -34,9 +33,7 @@ WAITING = "echo up; exec sleep 98765"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    probe = registry.load("container").probe()
-    if not probe.available:
-        pytest.skip(f"container: {probe.reason}")
+    need_container()
     yield tmp_path / "home"
     end_keepers(tmp_path / "home")
     assert not _of(tmp_path / "home"), "processes of the server's are left"

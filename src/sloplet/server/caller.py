@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .state import ServerState
 
 SCOPE_KEY = "sloplet.caller"
+BODY_KEY = "sloplet.body"  #: in the scope: what a JSON body says, if there is one
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import KeyRefused, NotAllowed, RequestInvalid, ServerBusy, ServerError, SlopletError
 from . import incoming
 from .audit import REFUSED, first_word
-from .caller import SCOPE_KEY, Caller
+from .caller import BODY_KEY, SCOPE_KEY, Caller
 from .limits import Ticket
 from .logs import log
 from .outputs import let_go
@@ -191,7 +191,9 @@ class Passing:
             if not message.get("more_body", False):
                 break
         self._body = b"".join(parts)
-        asked = incoming.parse_json(self._body, self.scope["path"]) if self._body else None
+        if not self._body:
+            return
+        asked = self.scope[BODY_KEY] = incoming.parse_json(self._body, self.scope["path"])
         if isinstance(asked, dict) and "command" in asked:
             self.facts["detail"] = first_word(asked["command"])
 

@@ -8,7 +8,6 @@ wrong, goes FastAPI's own way, so there is one document and one kind of error.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
@@ -17,9 +16,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from .caller import SCOPE_KEY, CallerOf, ServerOf
+from .caller import BODY_KEY, SCOPE_KEY, CallerOf, ServerOf
 from .idempotency import IdempotencyKey, is_key
 
 _Finder = Callable[[Request], Any]
@@ -47,18 +46,22 @@ class Lean:
                 shapes.append(plan.variables)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plan = self._find(scope) if scope["type"] == "http" else None
+        if scope["type"] != "http":
+            await self._api(scope, receive, send)
+            return
+        body = scope.pop(BODY_KEY, _NONE)
+        words = scope["path"].split("/")
+        plan = self._find(scope["method"], words)
         if plan is None:
             await self._api(scope, receive, send)
             return
-        words = scope["path"].split("/")
         scope["app"], scope["route"], scope["endpoint"] = self._api, plan.route, plan.route.endpoint
         scope["path_params"] = {name: words[at] for name, at in plan.names.items()}
         request = Request(scope, receive)
         try:
-            values = await plan.values(request)
+            values = plan.values(request, body)
         except _NotPlain:
-            await self._api(scope, _again(request), send)
+            await self._api(scope, receive, send)
             return
         try:
             made = await plan.route.endpoint(**values)
@@ -71,10 +74,9 @@ class Lean:
             made = Response(made.model_dump_json(), plan.route.status_code or 200, media_type="application/json")
         await made(scope, receive, send)
 
-    def _find(self, scope: Scope) -> _Plan | None:
-        words = scope["path"].split("/")
-        for variables in self._shapes.get((scope["method"], len(words)), ()):
-            key = [scope["method"], *words[1:]]
+    def _find(self, method: str, words: list[str]) -> _Plan | None:
+        for variables in self._shapes.get((method, len(words)), ()):
+            key = [method, *words[1:]]
             for at in variables:
                 key[at] = words[at] and _VARIABLE  # an empty word is none
             if plan := self._plans.get(tuple(key)):
@@ -95,13 +97,14 @@ class _Plan:
         self._found = found
         self._body = body
 
-    async def values(self, request: Request) -> dict[str, Any]:
+    def values(self, request: Request, body: Any) -> dict[str, Any]:
+        """``body``: what the guard read of it."""
         values = {name: find(request) for name, find in self._found.items()}
         if self._body is not None:
             name, model = self._body
             try:
-                values[name] = model.model_validate(json.loads(await request.body()))
-            except (ValidationError, ValueError):
+                values[name] = model.model_validate(body)
+            except ValidationError:
                 raise _NotPlain from None
         return values
 
@@ -142,21 +145,6 @@ def _plan(route: APIRoute) -> _Plan | None:
         else:
             return None
     return _Plan(route, (*methods, *_words(route.path)), found, body)
-
-
-def _again(request: Request) -> Receive:
-    """What was read of the body, then what comes."""
-    body: bytes | None = getattr(request, "_body", None)
-
-    async def receive() -> Message:
-        nonlocal body
-        if body is not None:
-            message: Message = {"type": "http.request", "body": body, "more_body": False}
-            body = None
-            return message
-        return await request.receive()
-
-    return receive
 
 
 def _word(name: str) -> _Finder:

@@ -26,7 +26,7 @@ from .problems import problem
 from .streams import ClientGone, broke_off, while_connected
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
-_AT_ONCE = 64 << 10  # a file up to here is read before the answer begins, so what it says of its size need not be true
+AT_ONCE = 64 << 10  #: a file up to here is read before the answer begins, so what it says of its size need not be true
 
 
 class Part(NamedTuple):
@@ -184,18 +184,10 @@ class _FileAnswer(Response):
     async def begin(cls, stream: Stream, facts: Facts, part: Part) -> _FileAnswer:
         """Reads small files first: the kernel's own (/proc, /sys) are of another size than they say."""
         length = part.end - part.start
-        if length > _AT_ONCE:
+        if length > AT_ONCE:
             return cls(stream, facts, part, b"", length)
-        parts: list[bytes] = []
-        size = 0
-        while size <= _AT_ONCE:
-            piece = await stream.recv()
-            if piece is None:
-                await stream.result()
-                return cls(stream, facts, part, b"".join(parts), size)
-            parts.append(piece.data)
-            size += len(piece.data)
-        return cls(stream, facts, part, b"".join(parts), None)
+        data, whole = await beginning(stream)
+        return cls(stream, facts, part, data, len(data) if whole else None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -228,3 +220,17 @@ class _FileAnswer(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         elif left:
             raise FileError("the file has become shorter while it was read")
+
+
+async def beginning(stream: Stream) -> tuple[bytes, bool]:
+    """All of a small file, or what there is of a larger one by now; whether it is all."""
+    parts: list[bytes] = []
+    size = 0
+    while size <= AT_ONCE:
+        piece = await stream.recv()
+        if piece is None:
+            await stream.result()
+            return b"".join(parts), True
+        parts.append(piece.data)
+        size += len(piece.data)
+    return b"".join(parts), False

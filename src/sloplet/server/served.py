@@ -22,7 +22,7 @@ from ..keeper.connection import Connection, connect
 from ..netchange import NetworkChange
 from ..netspec import NetworkSpec
 from ..spec import SandboxSpec
-from ..state.home import Home, new_id
+from ..state.home import new_id
 from ..wire.fields import Fields
 from ..wire.schema import MAX_STREAMS
 from .imaging import check_here
@@ -59,13 +59,12 @@ FACTS: ContextVar[dict[str, str] | None] = ContextVar("sloplet_facts", default=N
 
 
 class ServedKeeper(KeeperClient):
-    """``tenant`` and ``server`` are set by who makes it."""
+    """A connection of its own to the tenant's keeper."""
 
-    tenant: Tenant
-    server: ServerState
-
-    def __init__(self, home: Home) -> None:
-        super().__init__(home, acting=True)
+    def __init__(self, tenant: Tenant, server: ServerState) -> None:
+        super().__init__(tenant.home, acting=True)
+        self.tenant = tenant
+        self.server = server
         self.used_at = time.monotonic()
         self._more: list[Connection] = []  # where one connection cannot take all that is asked at a time
 

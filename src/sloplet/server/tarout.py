@@ -20,7 +20,7 @@ from ..files import records
 from ..wire.fields import Fields
 from ..wire.mux import request
 from ..wire.schema import FileType, ListFlag, Op, Tag
-from .reading import read_request
+from .reading import AT_ONCE, beginning, read_request
 from .streams import ClientGone, broke_off, while_connected
 
 MEDIA_TYPE = "application/x-tar"
@@ -160,8 +160,8 @@ class _Tar:
             except (FileMissing, FileNotDirectory):
                 return  # gone since it was listed
             size = max(0, facts.integer(Tag.SIZE))
-            if size <= _PIECE:  # the kernel's own files (/proc, /sys) are of another size than they say
-                data = await _first(stream)
+            if size <= AT_ONCE:  # the kernel's own files (/proc, /sys) are of another size than they say
+                data, _ = await beginning(stream)
                 yield _header(name, facts, len(data)) + data + padding(len(data))
                 return
             yield _header(name, facts, size)
@@ -177,20 +177,6 @@ class _Tar:
             yield padding(size)
         finally:
             stream.reset()
-
-
-async def _first(stream: Stream) -> bytes:
-    """All of a small file, or what there is of it by now."""
-    parts: list[bytes] = []
-    size = 0
-    while size <= _PIECE:
-        piece = await stream.recv()
-        if piece is None:
-            await stream.result()
-            break
-        parts.append(piece.data)
-        size += len(piece.data)
-    return b"".join(parts)
 
 
 def _header(name: bytes, facts: Fields, size: int = 0) -> bytes:

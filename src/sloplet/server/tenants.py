@@ -27,8 +27,7 @@ class Tenant:
     def __init__(self, name: str, home: Home, server: ServerState) -> None:
         self.name = name
         self.home = home
-        self.controller = ServedKeeper(home)
-        self.controller.tenant, self.controller.server = self, server
+        self.controller = ServedKeeper(self, server)
         self._server = server
         self._builds: BuildRuntime | None = None
         self._known: dict[str, SandboxInfo] = {}  # by id: what does not change of it

@@ -198,9 +198,7 @@ class Wires:
     def _client(self, tenant: str) -> ServedKeeper:
         client = self._clients.get(tenant)
         if client is None:
-            of = self._server.tenants.get(tenant)
-            client = self._clients[tenant] = ServedKeeper(of.home)
-            client.tenant, client.server = of, self._server
+            client = self._clients[tenant] = ServedKeeper(self._server.tenants.get(tenant), self._server)
         return client
 
     def rest(self) -> None:

@@ -101,9 +101,7 @@ class SshService:
         """For what is done in its sandboxes."""
         found = self._keepers.get(tenant)
         if found is None:
-            of = self.server.tenants.get(tenant)
-            found = self._keepers[tenant] = ServedKeeper(of.home)
-            found.tenant, found.server = of, self.server
+            found = self._keepers[tenant] = ServedKeeper(self.server.tenants.get(tenant), self.server)
         return found
 
     # -- who is there ------------------------------------------------------------------
