@@ -286,9 +286,10 @@ class Controller(NetworkController, Protocol):
     async def list(self) -> list[SandboxInfo]:
         """All that are known to this controller, oldest first."""
 
-    async def open(self, sandbox_id: str, request: Fields) -> Stream:
-        """Start an operation of docs/wire.md; wakes a paused sandbox. SandboxDead / SandboxNotFound if there is nobody
-        to ask. A stream that a pause or a rollback cuts off fails with SandboxPaused: attach to its process again."""
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> Stream:
+        """Start an operation of docs/wire.md; wakes a paused sandbox, unless ``wake`` is False: SandboxPaused then, at
+        once or of the stream. SandboxDead / SandboxNotFound if there is nobody to ask. A stream that a pause or a
+        rollback cuts off fails with SandboxPaused: attach to its process again."""
 
     async def kill(self, sandbox_id: str) -> None:
         """End it and remove all it had. Idempotent; also removes a dead one. Returns when it is gone."""

@@ -233,10 +233,10 @@ class Runtime(Networked):
     async def list(self) -> list[SandboxInfo]:
         return await self.on_state(self.store.list)
 
-    async def open(self, sandbox_id: str, request: Fields) -> Stream:
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> Stream:
         live = self._live.get(sandbox_id)
         if live is None or live.ending or live.gate is not None:
-            live = await self.timeline.awake(sandbox_id)
+            live = await self.timeline.awake(sandbox_id, wake=wake)
         if live.spec.undo and request.integer(Tag.OP) == Op.EXEC:
             live = await self.timeline.before_command(live, request)
         if live.mux.congested:

@@ -6,7 +6,12 @@ from ..errors import ImageNotFound
 from .reference import HUB, Reference
 
 #: name -> module of ``recipes``
-STANDARD = {"sloplet/base": "base", "sloplet/code": "code"}
+STANDARD = {
+    "sloplet/base": "base",
+    "sloplet/code": "code",
+    "sloplet/e2b-base": "e2b_base",
+    "sloplet/e2b-code": "e2b_code",
+}
 
 
 def refuse_standard(reference: Reference, why: str = "is not built yet") -> None:

@@ -106,13 +106,13 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
             return await self._offline(lambda runtime: runtime.list(), lambda: [])
         return [SandboxInfo.from_dict(item) for item in found]
 
-    async def open(self, sandbox_id: str, request: Fields) -> Stream:
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> Stream:
         connection = self._connection
         if connection is None or connection.lost:
             connection = await self._connected()
             if connection is None:
                 connection = await self._to_wake(sandbox_id)
-        return await open_on(connection, sandbox_id, request)
+        return await open_on(connection, sandbox_id, request, wake=wake)
 
     async def kill(self, sandbox_id: str) -> None:
         if await self._ask("kill", sandbox=sandbox_id) is _NOBODY:
@@ -346,11 +346,12 @@ class KeeperClient(KeeperHistory, KeeperNetwork):
             return error
 
 
-async def open_on(connection: Connection, sandbox_id: str, request: Fields) -> Stream:
+async def open_on(connection: Connection, sandbox_id: str, request: Fields, *, wake: bool = True) -> Stream:
     connection.check_version()
     if connection.mux.congested:
         await connection.mux.drained()
-    return connection.mux.open(Fields(*request).add(Tag.SANDBOX, sandbox_id))
+    asked = Fields(*request).add(Tag.SANDBOX, sandbox_id)
+    return connection.mux.open(asked if wake else asked.add(Tag.STATE, 0))
 
 
 async def _events(source: AsyncIterator[Any]) -> AsyncIterator[Event]:

@@ -235,14 +235,15 @@ class Client:
     async def _open(self, stream: AgentStream) -> None:
         """Open the stream in its sandbox and tie the two together."""
         sandbox_id = stream.request.text(Tag.SANDBOX)
-        request = Fields(*((tag, value) for tag, value in stream.request if tag is not Tag.SANDBOX))
+        request = Fields(*((tag, value) for tag, value in stream.request if tag not in (Tag.SANDBOX, Tag.STATE)))
+        wake = Tag.STATE not in stream.request
         stream.request = Fields((Tag.OP, request.integer(Tag.OP)))  # the rest may be long: not kept while it runs
         size = sum(len(value) for _, value in request if isinstance(value, bytes))
         self._hold(size)
         try:
             if not self.same_version:
                 raise other_version()
-            back = cast(HostStream, await self.server.runtime.open(sandbox_id, request))
+            back = cast(HostStream, await self.server.runtime.open(sandbox_id, request, wake=wake))
             self.use(sandbox_id)
         except SlopletError as error:
             if not self.gone:

@@ -107,8 +107,8 @@ class RemoteController(RemoteHistory, RemoteNetwork):
 
     # -- using -------------------------------------------------------------------------
 
-    async def open(self, sandbox_id: str, request: Fields) -> Stream:
-        return await self.link.open(sandbox_id, request)
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> Stream:
+        return await self.link.open(sandbox_id, request, wake=wake)
 
     async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
         found = await self._get(box_path(sandbox_id, "guarantees"))

@@ -52,7 +52,7 @@ class Link:
         if self._guard is None or self._guard.done():
             self._guard = asyncio.ensure_future(self._stay())
 
-    async def open(self, sandbox_id: str, request: Fields) -> HostStream:
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> HostStream:
         """A stream to a sandbox. What was subscribed to before this call is told about what it does."""
         if self._coming:
             await asyncio.wait(set(self._coming), timeout=_SUBSCRIBING)
@@ -60,7 +60,8 @@ class Link:
         self.touch(sandbox_id)
         if mux.congested:
             await mux.drained()
-        return mux.open(Fields(*request).add(Tag.SANDBOX, sandbox_id))
+        asked = Fields(*request).add(Tag.SANDBOX, sandbox_id)
+        return mux.open(asked if wake else asked.add(Tag.STATE, 0))
 
     def touch(self, sandbox_id: str) -> None:
         """It is awake just now."""

@@ -21,8 +21,12 @@ from ..errors import KeyRefused, NotAllowed, RequestInvalid, ServerBusy, ServerE
 from . import incoming
 from .audit import REFUSED, first_word
 from .caller import BODY_KEY, SCOPE_KEY, Caller
+from .e2b.answers import SPEAKING, Speaker, Told
+from .e2b.door import Facade
+from .e2b.keys import from_e2b
 from .limits import Ticket
 from .logs import log
+from .names.parts import Place
 from .outputs import let_go
 from .problems import MEDIA_TYPE, error_for, headers_of, problem, status_of
 from .served import ACTING, FACTS, NOBODY, PROGRAM, Program
@@ -33,6 +37,7 @@ from .tls import own_name
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 ERROR_KEY = "sloplet.error"  #: in the scope: the class of the error that is answered
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # not in the audit log: asked all the time, by machines
+_STREAMS = (b"text/event-stream", b"application/connect+json", b"application/x-ndjson")
 _EXPOSED = b"sloplet-request-id, retry-after, etag, content-range, idempotent-replayed"
 
 
@@ -54,25 +59,34 @@ class Guard:
         FACTS.set(passing.facts)
         try:
             headers = incoming.headers_of(scope["headers"])
-            if self._server.names.match(headers.get("host", "")) is not None:  # no route is ever reached by such a name
+            named, facade = self._server.names.match(headers.get("host", "")), self._server.e2b
+            place = None if facade is None else facade.place(named, scope, headers)
+            if named is not None and place is None:  # no route is ever reached by such a name
                 await self._server.names(scope, receive, send)
                 return
-            self._check_host(incoming.host_name(headers.get("host")), scope)
+            if named is None:
+                self._check_host(incoming.host_name(headers.get("host")), scope)
             if (origin := headers.get("origin")) is not None:
                 self._check_origin(origin)
                 passing.origin = origin.encode("latin-1")
                 if scope.get("method") == "OPTIONS" and "access-control-request-method" in headers:
                     await passing.preflight()
                     return
-            if scope["path"] not in OPEN_PATHS:
+            app = self._app
+            if place is not None and facade is not None:
+                self._admit_visitor(passing, facade, place, headers)
+                app = Serving(facade, place, headers)
+            elif scope["path"] not in OPEN_PATHS:
+                if facade is not None and facade.owns(scope):
+                    app = facade.api
                 self._admit(passing, headers)
             if incoming.has_body(headers) and scope["type"] == "http":
-                await passing.take_body(headers)
+                await passing.take_body(headers, streamed=place is not None)
         except Exception as error:
             passing.leave()
             await passing.refuse(passing.known(error))
             return
-        await passing.run(self._app)
+        await passing.run(app)
 
     def _check_host(self, name: str, scope: Scope) -> None:
         """An address of this machine that was connected to is its name, too; no web page can make up one of those."""
@@ -92,16 +106,23 @@ class Guard:
         except KeyRefused:
             server.limits.failed(passing.address)
             raise
-        passing.caller = caller
-        passing.ticket = server.limits.enter(caller.key, caller.tenant.name, stream=scope["type"] == "websocket")
-        scope[SCOPE_KEY] = caller
-        ACTING.set(caller.key)
+        passing.enter(caller)
         PROGRAM.set(Program(caller.client, headers.get("sloplet-lease") == "true"))
         server.uses.heard(caller.tenant.name, caller.client)
+
+    def _admit_visitor(self, passing: Passing, facade: Facade, place: Place, headers: dict[str, str]) -> None:
+        """Who has the token of an E2B sandbox acts for the key that made it."""
+        try:
+            passing.enter(facade.admit(place, passing.scope, headers, passing.request_id, passing.address))
+        except RequestInvalid as error:
+            if error.status == 401:
+                self._server.limits.failed(passing.address)
+            raise
 
     def _caller(self, scope: Scope, headers: dict[str, str], request_id: str) -> Caller:
         kind, _, text = headers.get("authorization", "").partition(" ")
         text = text.strip() if kind.casefold() == "bearer" else headers.get("x-api-key", "")
+        text = from_e2b(text) if text.startswith("e2b_") else text
         if not text:
             raise KeyRefused("this needs a key", hint="send it as `Authorization: Bearer slp_...`")
         key = self._server.keys.verify(text)
@@ -139,6 +160,14 @@ class Passing:
         self.begun = False  # whether the answer has
         self.cut = False  # its key is no key any more
 
+    def enter(self, caller: Caller) -> None:
+        """It is known who asks: as much as he may have at a time is his."""
+        self.caller = caller
+        stream = self.scope["type"] == "websocket"
+        self.ticket = self._server.limits.enter(caller.key, caller.tenant.name, stream=stream)
+        self.scope[SCOPE_KEY] = caller
+        ACTING.set(caller.key)
+
     async def run(self, app: ASGIApp) -> None:
         try:
             await app(self.scope, self.receive, self.send)
@@ -173,9 +202,9 @@ class Passing:
 
     # -- in ----------------------------------------------------------------------------
 
-    async def take_body(self, headers: dict[str, str]) -> None:
+    async def take_body(self, headers: dict[str, str], *, streamed: bool = False) -> None:
         """Bound what comes; JSON is read here, so that what a route gets is sound. RequestInvalid."""
-        streamed = incoming.is_streamed(self.scope["method"], self.scope["path"])
+        streamed = streamed or incoming.is_streamed(self.scope["method"], self.scope["path"])
         self._most = self._server.settings.max_upload if streamed else MAX_JSON
         if (incoming.content_length(headers) or 0) > self._most:
             raise incoming.too_large(self._most)
@@ -253,7 +282,7 @@ class Passing:
                 (b"access-control-allow-origin", self.origin), (b"vary", b"origin"),
                 (b"access-control-expose-headers", _EXPOSED),
             ]  # fmt: skip
-        if names.get(b"content-type", b"").startswith(b"text/event-stream"):
+        if names.get(b"content-type", b"").startswith(_STREAMS):
             if self.ticket is not None:
                 self.ticket.streams()
             self._lasts()
@@ -319,15 +348,31 @@ class Passing:
 async def refuse(scope: Scope, receive: Receive, send: Send, error: SlopletError, request_id: str) -> None:
     """Answer with a problem document. A WebSocket is refused before it is one."""
     scope[ERROR_KEY] = type(error).__name__
-    body = json.dumps(problem(error, request_id)).encode()
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    headers += [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
+    speak: Speaker = scope.get(SPEAKING, _problem)
+    status, said, body = speak(error) if speak is not _problem else _problem(error, request_id)
+    headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in said.items()]
+    headers.append((b"content-length", str(len(body)).encode()))
     kind = "http.response"
     if scope["type"] == "websocket":
         kind = "websocket.http.response"
         await receive()
-    await send({"type": f"{kind}.start", "status": status_of(error), "headers": headers})
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})
+
+
+def _problem(error: SlopletError, request_id: str = "") -> Told:
+    body = json.dumps(problem(error, request_id)).encode()
+    return status_of(error), {"content-type": MEDIA_TYPE, **headers_of(error)}, body
+
+
+class Serving:
+    """The data plane of one E2B sandbox, for one request."""
+
+    def __init__(self, facade: Facade, place: Place, headers: dict[str, str]) -> None:
+        self._facade, self._place, self._headers = facade, place, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._facade.serve(self._place, scope, receive, send, self._headers)
 
 
 _ACTIONS: dict[object, str] = {}

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
+import struct
 from collections import OrderedDict
 from typing import Any
 
@@ -144,6 +146,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._door.metrics.timed_out += 1
             self.transport.abort()
 
+    def _abort(self) -> None:
+        """Reset the connection, in the middle of an answer: whoever reads it is to know that it is not whole."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
     def _refuse_connection(self) -> None:
         error = ServerBusy("the server has as many connections as it can have", hint="try again later", retry_after=2)
         self._last_words("503 Service Unavailable", error, "retry-after: 2\r\n")
@@ -173,6 +182,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["sloplet.abort"] = self._abort  # type: ignore[typeddict-unknown-key]
         self._in_head, self._unread, self._head = True, 0, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -170,18 +170,19 @@ class ServedKeeper(KeeperClient):
 
     # -- what wakes them ---------------------------------------------------------------
 
-    async def open(self, sandbox_id: str, request: Fields) -> Stream:
-        await self._waking(sandbox_id)
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> Stream:
+        if wake:
+            await self._waking(sandbox_id)
         first = self._connection
         if first is None or first.lost or first.mux.asked < _MANY:
-            return await super().open(sandbox_id, request)
+            return await super().open(sandbox_id, request, wake=wake)
         connection = next((each for each in self._lively() if each.mux.asked < _MANY), None)
         if connection is None:
             connection = await connect(self.home.socket_path(), acting=True)
             if connection is None:  # the keeper has gone: whoever asks finds out why
-                return await super().open(sandbox_id, request)
+                return await super().open(sandbox_id, request, wake=wake)
             self._more.append(connection)
-        return await open_on(connection, sandbox_id, request)
+        return await open_on(connection, sandbox_id, request, wake=wake)
 
     def _lively(self) -> list[Connection]:
         self._more = [each for each in self._more if not each.lost]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
+from .e2b.settings import E2BSettings
+
 DEFAULT_PORT = 7667
 MAX_JSON = 16 << 20  #: bytes of a request's body that is not a stream
 
@@ -41,6 +43,7 @@ class ServeSettings:
     grace: float = 60.0  #: seconds after which a client whose connection broke is not waited for any more
     ssh_port: int | None = None  #: None: no SSH
     mcp: bool = True
+    e2b: E2BSettings | None = field(default_factory=E2BSettings)  #: None: without E2B's API
     proxies: tuple[str, ...] = ()  #: addresses of proxies whose X-Forwarded-For and -Proto are believed
     url: str = ""  #: what clients call it by, if that is not where it listens: a proxy's
     log_format: str = "text"  #: or json

@@ -12,6 +12,7 @@ from ..images.access import publish as publish_access
 from ..state.home import Home
 from .accounts import keep_accounts
 from .audit import Audit
+from .e2b.door import Facade
 from .exchange import Exchange
 from .idempotency import Done, Once
 from .imaging import ImageWork
@@ -55,6 +56,7 @@ class ServerState:
         self.names = PublicNames(self)
         self.ssh_keys = SshKeys(home)
         self.ssh: SshService | None = None  #: if it is served
+        self.e2b = None if settings.e2b is None else Facade(self, settings.e2b)
         self.uses = Uses(settings.grace)
         self.leases = Leases(home, self.uses, self._end_leased, self._ids_of)
         self.tunnels = Tunnels(self, settings.grace)
@@ -114,6 +116,8 @@ class ServerState:
         if self.ssh is not None:
             await self.ssh.aclose()
         await self.names.aclose()
+        if self.e2b is not None:
+            await self.e2b.aclose()
         await self.tunnels.aclose()
         if self._begun:
             await asyncio.wait(set(self._begun), timeout=_LAST)

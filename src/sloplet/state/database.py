@@ -181,6 +181,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             made_at REAL NOT NULL
         ) WITHOUT ROWID""",
     ),
+    (
+        # What E2B's model has of a sandbox besides (server/e2b/records.py).
+        """CREATE TABLE e2b_sandboxes (
+            sandbox TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            key TEXT NOT NULL,
+            document TEXT NOT NULL,
+            made_at REAL NOT NULL
+        ) WITHOUT ROWID""",
+    ),
 )
 
 

@@ -102,8 +102,9 @@ class Sleeping(Saving):
             except (SandboxDead, SandboxNotFound):
                 pass
 
-    async def awake(self, sandbox_id: str) -> Live:
-        """The sandbox, running: one that changes its state is waited for, one that sleeps is woken."""
+    async def awake(self, sandbox_id: str, *, wake: bool = True) -> Live:
+        """The sandbox, running: one that changes its state is waited for, one that sleeps is woken. ``wake`` False: it
+        is not, SandboxPaused."""
         runtime = self._runtime
         while True:
             live = runtime.find_live(sandbox_id)
@@ -112,6 +113,8 @@ class Sleeping(Saving):
             elif live is not None and not live.ending:
                 return live
             elif live is None and await self.asleep(sandbox_id):
+                if not wake:
+                    raise _paused(await self._record(sandbox_id))
                 await self.resume(sandbox_id)
             elif runtime.find_live(sandbox_id) is live:  # else somebody has just woken it
                 raise runtime.not_held(sandbox_id)

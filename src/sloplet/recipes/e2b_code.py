@@ -1,0 +1,13 @@
+"""sloplet/e2b-code: sloplet/code as E2B's code interpreter knows it."""
+
+from __future__ import annotations
+
+from ..build.image import Image
+from . import e2b_base
+from .code import WARM as WARM
+
+NEEDS = "sloplet/code"
+
+
+def image() -> Image:
+    return e2b_base.image(NEEDS, "sloplet/e2b-code")

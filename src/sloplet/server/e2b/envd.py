@@ -1,0 +1,140 @@
+"""The data plane: what E2B runs inside of each sandbox on port 49983, served from out here over the sandbox's wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SlopletError
+from ...wire.mux import request
+from ...wire.schema import Op
+from . import connect
+from .answers import Gone, Speaker, dump, refused, rpc_error, speak_plain, speak_rpc
+from .calls import Call
+from .processes import Processes
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any]]]
+Streamed = Callable[[Call, connect.Out], Awaitable[None]]
+Plain = Callable[[Call], Awaitable[None]]
+
+
+def speaker_of(path: str) -> Speaker:
+    """How errors are told to who asks for this path."""
+    return speak_rpc if path.startswith(("/process.", "/filesystem.")) else speak_plain
+
+
+class Envd:
+    """One per server."""
+
+    def __init__(self) -> None:
+        self.processes = processes = Processes()
+        self._unary: dict[str, Unary] = {
+            "/process.Process/List": processes.list,
+            "/process.Process/SendSignal": processes.send_signal,
+            "/process.Process/SendInput": processes.send_input,
+            "/process.Process/CloseStdin": processes.close_stdin,
+            "/process.Process/Update": processes.update,
+        }
+        self._streams: dict[str, Streamed] = {
+            "/process.Process/Start": processes.start,
+            "/process.Process/Connect": processes.connect,
+            "/process.Process/StreamInput": processes.stream_input,
+        }
+        self._plain: dict[tuple[str, str], Plain] = {("GET", "/health"): health}
+
+    async def serve(self, call: Call) -> None:
+        path, method = call.scope["path"], call.scope["method"]
+        if (plain := self._plain.get((method, path))) is not None:
+            call.scope["endpoint"] = plain
+            await _plainly(plain, call)
+        elif method != "POST" and path.startswith(("/process.", "/filesystem.")):
+            raise refused(405, "Connect's calls are POSTs")
+        elif (unary := self._unary.get(path)) is not None:
+            call.scope["endpoint"] = unary
+            await _unary(unary, call)
+        elif (streamed := self._streams.get(path)) is not None:
+            call.scope["endpoint"] = streamed
+            await _stream(streamed, call)
+        elif path.startswith(("/process.", "/filesystem.")):
+            raise rpc_error("unimplemented", f"there is no {path[:80]}")
+        else:
+            raise refused(404, "404 page not found")
+
+
+async def _plainly(handler: Plain, call: Call) -> None:
+    try:
+        await handler(call)
+    except SlopletError as error:
+        raise call.gone(error) from None
+
+
+async def _unary(handler: Unary, call: Call) -> None:
+    try:
+        found = await handler(call, await connect.unary(call.receive))
+    except SlopletError as error:
+        raise call.gone(error) from None
+    await answer(call, dump(found))
+
+
+async def _stream(handler: Streamed, call: Call) -> None:
+    """Its client may go at any time; a sandbox that ends cuts the connection, which clients take for that."""
+    out = connect.Out(call.send)
+    read, given = asyncio.Event(), call.receive
+
+    async def receive() -> Any:
+        message = await given()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            read.set()
+        return message
+
+    call.receive = receive
+
+    async def gone() -> None:
+        await read.wait()
+        await connect.until_gone(given)
+
+    async def work() -> None:
+        try:
+            await handler(call, out)
+            await out.end()
+        except SlopletError as error:
+            found = call.gone(error)
+            if not isinstance(found, Gone):
+                await out.end(found)
+            elif out.begun:
+                abort(call.scope)
+            else:
+                raise found from None
+
+    await connect.either(asyncio.ensure_future(work()), asyncio.ensure_future(gone()))
+
+
+def abort(scope: Scope) -> None:
+    """Reset the connection: an answer that only stops would be taken for a whole one by some, a fault by others."""
+    if (reset := scope.get("sloplet.abort")) is not None:
+        reset()
+
+
+async def answer(call: Call, body: bytes, status: int = 200, kind: str = "application/json") -> None:
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+    await call.send({"type": "http.response.start", "status": status, "headers": headers})
+    await call.send({"type": "http.response.body", "body": body})
+
+
+async def health(call: Call) -> None:
+    """204 if it runs. Nobody is woken to say so."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    if info.state not in ("running", "starting") and not (info.state == "paused" and call.record.auto_resume):
+        raise Gone(call.record.sandbox)
+    if info.state == "paused":
+        stream = await call.open(request(Op.METRICS))
+        try:
+            await stream.result()
+        finally:
+            stream.reset()
+    await call.send({"type": "http.response.start", "status": 204, "headers": []})
+    await call.send({"type": "http.response.body", "body": b""})

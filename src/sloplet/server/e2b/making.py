@@ -1,0 +1,111 @@
+"""What a sandbox is made of: E2B's request and its template, as settings of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...controller import Controller, SandboxInfo
+from ...errors import SpecError
+from ...labels import KEY_RE, MOST, MOST_VALUE
+from ...spec import Limits, SandboxSpec
+from ..caller import Caller
+from .answers import refused
+from .api import mapping, optional
+from .records import Record
+
+if TYPE_CHECKING:
+    from .door import Facade
+
+#: Best first: what E2B's programs expect of a sandbox (memory that can be saved) is what gvisor has.
+_RUNGS = ("gvisor", "container")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A template, as far as sandboxes of it are concerned."""
+
+    template: str  #: its id
+    alias: str = ""
+    build: str = ""
+    image: str = ""  #: what it starts from,
+    snapshot: str = ""  #: or from this saved state
+    cpus: float = 2.0
+    memory: int = 1024 << 20
+    disk: int = 10 << 30
+    explicit: frozenset[str] = frozenset()  #: which of these were asked for
+    user: str = "user"
+    home: str = ""
+    workdir: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    start: str = ""  #: what runs in it from the beginning, where it was not saved running
+    engine: str = ""
+
+
+@dataclass(frozen=True)
+class Made:
+    spec: SandboxSpec
+    record: Record  #: without what is known when it is there
+    secrets: dict[str, str] = field(default_factory=dict)  #: values that its holder keeps
+
+    async def furnish(self, controller: Controller, info: SandboxInfo) -> None:
+        if self.secrets:
+            await controller.set_secrets(info.id, dict(self.secrets))
+
+
+async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, Any], ttl: float) -> Made:
+    """refused (400) for what makes no sense."""
+    pauses = optional(body, "autoPause", bool, False)
+    memory = optional(body, "autoPauseMemory", bool, True)
+    metadata = mapping(body, "metadata")
+    network = await facade.networks.asked(caller, body)
+    mounts, volumes = await facade.volumes.mounts(caller, body)
+    record = Record(
+        "", "", "", plan.template, alias=plan.alias, build=plan.build, metadata=metadata,
+        auto_resume=bool(optional(optional(body, "autoResume", dict, {}), "enabled", bool, False)), pauses=pauses,
+        internet=network.internet, network=network.document, volumes=mounts, mask_host=network.mask_host,
+        https_ports=network.https_ports, public=network.public, user=plan.user, home=plan.home, workdir=plan.workdir,
+    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "ttl": max(ttl, 1.0), "env": {**plan.env, **mapping(body, "envVars")}, "network": network.policy,
+        "labels": labels_of(metadata), "volumes": volumes or None, "secrets": network.secrets or None,
+    }  # fmt: skip
+    if pauses:
+        settings["on_ttl"] = "pause" if memory else "pause-disk"
+    if plan.snapshot:
+        settings["template"] = plan.snapshot
+    else:
+        settings |= {"image": plan.image, "engine": plan.engine or await engine_of(facade, caller)}
+        settings |= {"user": plan.user, "workdir": plan.workdir or plan.home or None}
+    if not volumes and not network.secrets:
+        settings["pool"] = facade.settings.pool
+    try:
+        spec = SandboxSpec.make(None, **settings)
+    except SpecError as error:
+        raise refused(400, str(error)) from None
+    if not plan.snapshot:
+        limits = Limits(cpus=plan.cpus, memory=plan.memory, disk=plan.disk, explicit=plan.explicit)
+        spec = replace(spec, limits=limits)
+    return Made(spec, record, network.values)
+
+
+async def engine_of(facade: Facade, caller: Caller) -> str:
+    """The strongest that is here and that the key may use; refused where there is none."""
+    if facade.settings.engine:
+        return facade.settings.engine
+    ground = await facade.server.permits.ground()
+    there = {fact.name for fact in ground.engines if fact.available}
+    allowed = caller.key.limits.engines
+    for name in _RUNGS:
+        if name in there and (not allowed or name in allowed):
+            return name
+    return "auto"
+
+
+def labels_of(metadata: dict[str, str]) -> dict[str, str]:
+    """What of E2B's metadata can be a label, too, for `sloplet ls`. The rest is on record here."""
+    fitting = {
+        key: value for key, value in metadata.items()
+        if KEY_RE.match(key) and len(value) <= MOST_VALUE and value.isprintable()
+    }  # fmt: skip
+    return dict(list(fitting.items())[:MOST])

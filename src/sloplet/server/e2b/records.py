@@ -1,0 +1,88 @@
+"""What E2B's model has of a sandbox that Sloplet's has not: the table ``e2b_sandboxes``, all of it in memory.
+
+The server is the only one who writes it. A row without its sandbox opens nothing, and goes when that is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ...state.connection import Connected
+
+
+@dataclass(frozen=True)
+class Record:
+    sandbox: str
+    tenant: str
+    key: str  #: the id of the key that made it, for whom its data plane acts
+    template: str  #: the id
+    alias: str = ""  #: what the template was asked for by
+    build: str = ""
+    envd: str = ""
+    secure: bool = True
+    metadata: dict[str, str] = field(default_factory=dict)
+    auto_resume: bool = False
+    pauses: bool = False  #: when its time is over
+    timeout: float = 300.0  #: what it was made with
+    internet: bool | None = None
+    network: dict[str, Any] = field(default_factory=dict)  #: as it was asked for; no values of headers, no passwords
+    volumes: list[dict[str, str]] = field(default_factory=list)
+    mask_host: str = ""  #: what servers inside see as Host
+    https_ports: list[int] = field(default_factory=list)  #: of those that speak TLS inside
+    public: bool = True  #: its ports are anybody's; else who has the token's
+    user: str = "user"  #: who commands run as
+    home: str = ""  #: his; "": as /etc/passwd inside says
+    workdir: str = ""
+    disk_only: bool = False  #: it sleeps without its memory
+    started_at: float = 0.0
+
+
+class Records(Connected):
+    """Blocking, and quick."""
+
+    _known: dict[str, Record] | None = None
+
+    def _all(self) -> dict[str, Record]:
+        if self._known is None:
+            rows = self._read("SELECT sandbox, tenant, key, document FROM e2b_sandboxes", ())
+            self._known = {row[0]: Record(row[0], row[1], row[2], **json.loads(row[3])) for row in rows}
+        return self._known
+
+    def find(self, sandbox: str) -> Record | None:
+        return self._all().get(sandbox)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._all().values()))
+
+    def put(self, *records: Record) -> None:
+        known = self._all()
+        with self._write() as db:
+            for record in records:
+                document = asdict(record)
+                for name in ("sandbox", "tenant", "key"):
+                    del document[name]
+                db.execute(
+                    "INSERT OR REPLACE INTO e2b_sandboxes VALUES (?, ?, ?, ?, ?)",
+                    (record.sandbox, record.tenant, record.key, json.dumps(document), time.time()),
+                )
+        known.update((record.sandbox, record) for record in records)
+
+    def change(self, sandbox: str, **values: Any) -> Record | None:
+        """None if it is gone."""
+        record = self.find(sandbox)
+        if record is None:
+            return None
+        changed = replace(record, **values)
+        if changed != record:
+            self.put(changed)
+        return changed
+
+    def drop(self, sandboxes: Iterable[str]) -> None:
+        gone = [sandbox for sandbox in sandboxes if self._all().pop(sandbox, None) is not None]
+        if gone:
+            with self._write() as db:
+                db.executemany("DELETE FROM e2b_sandboxes WHERE sandbox = ?", [(each,) for each in gone])
