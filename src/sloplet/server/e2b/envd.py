@@ -12,7 +12,10 @@ from ...wire.schema import Op
 from . import connect
 from .answers import Gone, Speaker, dump, refused, rpc_error, speak_plain, speak_rpc
 from .calls import Call
+from .filesystem import Filesystem, told
 from .processes import Processes
+from .transfers import compose, download, upload
+from .watchers import Watchers
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -31,20 +34,38 @@ class Envd:
     """One per server."""
 
     def __init__(self) -> None:
-        self.processes = processes = Processes()
+        processes, files = Processes(), Filesystem()
+        self._watchers = watchers = Watchers()
         self._unary: dict[str, Unary] = {
             "/process.Process/List": processes.list,
             "/process.Process/SendSignal": processes.send_signal,
             "/process.Process/SendInput": processes.send_input,
             "/process.Process/CloseStdin": processes.close_stdin,
             "/process.Process/Update": processes.update,
+            "/filesystem.Filesystem/Stat": files.stat,
+            "/filesystem.Filesystem/MakeDir": files.make_dir,
+            "/filesystem.Filesystem/Move": files.move,
+            "/filesystem.Filesystem/ListDir": files.list_dir,
+            "/filesystem.Filesystem/Remove": files.remove,
+            "/filesystem.Filesystem/CreateWatcher": watchers.create,
+            "/filesystem.Filesystem/GetWatcherEvents": watchers.events,
+            "/filesystem.Filesystem/RemoveWatcher": watchers.remove,
         }
         self._streams: dict[str, Streamed] = {
             "/process.Process/Start": processes.start,
             "/process.Process/Connect": processes.connect,
             "/process.Process/StreamInput": processes.stream_input,
+            "/filesystem.Filesystem/WatchDir": watchers.watch_dir,
         }
-        self._plain: dict[tuple[str, str], Plain] = {("GET", "/health"): health}
+        self._plain: dict[tuple[str, str], Plain] = {
+            ("GET", "/health"): health,
+            ("GET", "/files"): download,
+            ("POST", "/files"): upload,
+            ("POST", "/files/compose"): compose,
+        }
+
+    def close(self) -> None:
+        self._watchers.close()
 
     async def serve(self, call: Call) -> None:
         path, method = call.scope["path"], call.scope["method"]
@@ -76,7 +97,7 @@ async def _unary(handler: Unary, call: Call) -> None:
     try:
         found = await handler(call, await connect.unary(call.receive))
     except SlopletError as error:
-        raise call.gone(error) from None
+        raise told(call.gone(error)) from None
     await answer(call, dump(found))
 
 
