@@ -18,6 +18,8 @@ bool call_begin(struct stream *s, const struct fields *f, int64_t known_flags, s
 /* Leaves the user and closes the stream: with an error about the path, or without. */
 void call_fail(struct stream *s, int error, const char *verb, const char *path);
 
+/* TYPE of the stat fields. */
+int file_type(const struct stat *st);
 /* Stat fields; link may be NULL. */
 void stat_fields(struct fw *w, const struct stat *st, const char *link);
 /* MODE of the request, or `otherwise`. False if it is no mode. */

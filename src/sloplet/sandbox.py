@@ -405,19 +405,23 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         lossy: bool = False,
         text: bool = True,
         max_output: int | str = DEFAULT_MAX_OUTPUT,
+        by_os_pid: bool = False,
     ) -> AsyncProcess:
         """Follow a process by its ``pid`` from ``processes()``: first what is kept of its output (``replay``), then
-        what comes. ``lossy`` never holds the process up. Works from another process too."""
-        fields = request(Op.ATTACH, (Tag.PID, pid), (Tag.FLAGS, int(ExecFlag.LOSSY) if lossy else 0))
+        what comes. ``lossy`` never holds the process up. Works from another process too. ``by_os_pid``: the number is
+        the kernel's inside the sandbox (``os_pid``)."""
+        number = Tag.OSPID if by_os_pid else Tag.PID
+        fields = request(Op.ATTACH, (number, pid), (Tag.FLAGS, int(ExecFlag.LOSSY) if lossy else 0))
         if not replay:
             fields.add(Tag.FROM_OUT, -1).add(Tag.FROM_ERR, -1)
         return await _started(await self._open(fields), text, parse_size(max_output, "max_output"))
 
-    async def signal(self, pid: int, signal: int | str = "TERM", *, tree: bool = True) -> None:
+    async def signal(self, pid: int, signal: int | str = "TERM", *, tree: bool = True, by_os_pid: bool = False) -> None:
         """Send a signal to a process by its ``pid`` from ``processes()`` and to everything it started."""
         flags = 0 if tree else int(SignalFlag.MAIN_ONLY)
+        number = Tag.OSPID if by_os_pid else Tag.PID
         stream = await self._open(
-            request(Op.SIGNAL, (Tag.PID, pid), (Tag.SIGNUM, signal_number(signal)), (Tag.FLAGS, flags))
+            request(Op.SIGNAL, (number, pid), (Tag.SIGNUM, signal_number(signal)), (Tag.FLAGS, flags))
         )
         await stream.result()
 

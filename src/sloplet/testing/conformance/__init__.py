@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from .attaching import TestAttach, TestProcesses
 from .commands import TestInput, TestOutput, TestRun, TestTimeout
+from .entries import TestAttributes, TestEntries, TestInPlace
 from .files import TestFileErrors, TestFiles, TestLinks
 from .flow import TestConcurrency, TestFlowControl
 from .lifecycle import TestDeath, TestLifeCycle, TestNames
@@ -34,10 +35,10 @@ from .watching import TestWatch
 from .wire import TestWire
 
 __all__ = [
-    "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
-    "TestDownload", "TestEgress", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput",
-    "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput",
-    "TestPorts", "TestProcesses", "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout",
-    "TestUpload", "TestVolumes", "TestWatch", "TestWire", "box", "capabilities", "controller", "folder", "make_box",
-    "volume",
+    "TestAttach", "TestAttributes", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel",
+    "TestConcurrency", "TestDeath", "TestDownload", "TestEgress", "TestEntries", "TestFileErrors", "TestFiles",
+    "TestFlowControl", "TestGuarantees", "TestInPlace", "TestInput", "TestLifeCycle", "TestLimits", "TestLinks",
+    "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestPorts", "TestProcesses", "TestRun",
+    "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestVolumes", "TestWatch",
+    "TestWire", "box", "capabilities", "controller", "folder", "make_box", "volume",
 ]  # fmt: skip
