@@ -86,6 +86,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         pids: int | None = None,
         open_files: int | None = None,
         ttl: float | str | None = None,
+        on_ttl: str = "end",
         network: str | Network | NetworkSpec | Mapping[str, Any] = UNSAID,
         secrets: Mapping[str, Secret] | None = None,
         ports: Mapping[int, int] | Sequence[int] = (),
@@ -117,7 +118,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         recipe = image if isinstance(image, Recipe) else None
         self._spec = SandboxSpec.make(
             name, image=image if recipe is None else _TO_BE_BUILT, engine=engine, at_least=at_least, cpus=cpus,
-            memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, network=network,
+            memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, on_ttl=on_ttl, network=network,
             secrets=secrets, ports=ports, links=links, volumes=volumes, env=env, workdir=workdir, user=user, sudo=sudo,
             allow_weaker=allow_weaker, template=template, idle=idle,
             undo=undo, checkpoint_every=checkpoint_every, pool=pool, labels=labels,

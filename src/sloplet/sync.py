@@ -137,6 +137,7 @@ class History:
 
     _inner: AsyncSandbox
 
+    set_ttl = _call(AsyncHistory.set_ttl)
     pause = _call(AsyncHistory.pause)
     resume = _call(AsyncHistory.resume)
     snapshot = _call(AsyncHistory.snapshot)

@@ -1498,6 +1498,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sandboxes/{box}/ttl": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set Ttl
+         * @description From now on it has that long to live; then it ends, or sleeps where `on_ttl` says so. Of one that sleeps, too. A
+         *     key that has a `max_ttl` gives no more than that. With 0 it is done when this is answered: `state` tells.
+         */
+        put: operations["set_ttl_v1_sandboxes__box__ttl_put"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sandboxes/{box}/undo": {
         parameters: {
             query?: never;
@@ -2331,6 +2352,11 @@ export interface components {
              * @description Copies of how it was then, not of how it is
              */
             snapshot?: string | null;
+            /**
+             * Ttl
+             * @description What each has to live; none: as its settings say
+             */
+            ttl?: number | string | null;
         };
         /**
          * Guarantee
@@ -2873,6 +2899,15 @@ export interface components {
             /** Next */
             next?: string | null;
         };
+        /** PauseAsked */
+        PauseAsked: {
+            /**
+             * Memory
+             * @description false: only its files are kept, and nothing runs when it wakes
+             * @default true
+             */
+            memory?: boolean;
+        };
         /**
          * Pool
          * @description Sandboxes that wait for who asks for just these settings.
@@ -3176,6 +3211,12 @@ export interface components {
             name?: string | null;
             /** Network */
             network?: "none" | components["schemas"]["NetworkAsked"] | null;
+            /**
+             * On Ttl
+             * @default end
+             * @enum {string}
+             */
+            on_ttl?: "end" | "pause" | "pause-disk";
             /** Open Files */
             open_files?: number | null;
             /** Pids */
@@ -3402,6 +3443,12 @@ export interface components {
         };
         /** SnapshotCreate */
         SnapshotCreate: {
+            /**
+             * Memory
+             * @description false: its files only, also where more can be saved
+             * @default true
+             */
+            memory?: boolean;
             /** Name */
             name?: string | null;
             /**
@@ -3504,11 +3551,15 @@ export interface components {
                 string,
                 number
             ][];
+            /** Longest */
+            longest?: number | null;
             /** Name */
             name: string | null;
             network: components["schemas"]["NetworkDocument"];
             /** No Network */
             no_network: boolean;
+            /** On Ttl */
+            on_ttl: string;
             /** Pool */
             pool: number;
             /** Ports */
@@ -3600,6 +3651,12 @@ export interface components {
         };
         /** TemplateCreate */
         TemplateCreate: {
+            /**
+             * Memory
+             * @description false: its files only, also where more can be saved
+             * @default true
+             */
+            memory?: boolean;
             /** Name */
             name: string;
             /**
@@ -3631,6 +3688,14 @@ export interface components {
              * @default 24
              */
             rows?: number;
+        };
+        /** TtlAsked */
+        TtlAsked: {
+            /**
+             * Ttl
+             * @description Seconds, or "10m"; 0: not any longer; null: for ever
+             */
+            ttl: number | string | null;
         };
         /** UndoAsked */
         UndoAsked: {
@@ -12749,7 +12814,11 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["PauseAsked"] | null;
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -15003,6 +15072,140 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HostStats"];
+                };
+            };
+            /** @description The request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description No key, or one that is unknown, expired or revoked. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description This key may not do that, or the operator does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, in the key's tenant. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state for that, or a name is taken. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is larger than it may be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is of another kind than is understood here. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description What was asked for cannot be; nothing was made. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A quota or a rate is used up. `Retry-After` says when to ask again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A registry or another service that was needed did not answer well. */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too busy, or the tenant's keeper cannot be reached. `Retry-After` says when to ask again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A disk is full. */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    set_ttl_v1_sandboxes__box__ttl_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                box: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TtlAsked"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
                 };
             };
             /** @description The request makes no sense. */

@@ -103,6 +103,7 @@ class SandboxCreate(Request):
     pids: int | None = Field(default=None, ge=8, le=4_000_000)
     open_files: int | None = Field(default=None, ge=16, le=4_000_000)
     ttl: Duration | None = None
+    on_ttl: Literal["end", "pause", "pause-disk"] = "end"
     network: Literal["none"] | NetworkAsked | None = None
     secrets: dict[str, SecretAsked] = Field(default={}, max_length=MAX_SECRETS)
     ports: list[PortNumber] | dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}$")], int] = Field(
@@ -146,7 +147,7 @@ class SandboxCreate(Request):
         return SandboxSpec.make(
             self.name, image=self.image, engine=self.engine, at_least=self.at_least, cpus=self.cpus,
             memory=self.memory, disk=self.disk, pids=self.pids, open_files=self.open_files, ttl=self.ttl,
-            network=network, env=env, workdir=self.workdir, user=self.user, sudo=self.sudo,
+            on_ttl=self.on_ttl, network=network, env=env, workdir=self.workdir, user=self.user, sudo=self.sudo,
             allow_weaker=self.allow_weaker, template=self.template, idle=self.idle, undo=self.undo,
             checkpoint_every=self.checkpoint_every, pool=self.pool,
             secrets=[secret.spec(name) for name, secret in self.secrets.items()], ports=ports, links=self.links,

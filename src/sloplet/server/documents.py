@@ -186,6 +186,8 @@ class SpecDocument(Document):
     at_least: str | None
     limits: LimitsDocument
     ttl: float | None
+    on_ttl: str
+    longest: float | None = None
     network: NetworkDocument
     no_network: bool
     env: list[tuple[str, str]]
