@@ -38,7 +38,7 @@ from .results import CodeContext
 
 _list = list
 _TAG = re.compile(
-    r"sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63})/([0-9a-f]{16})"
+    rf"sloplet-code/(\d+)/({'|'.join(languages.LANGUAGES)})/([A-Za-z0-9_.-]{{1,63}})/([0-9a-f]{{16}})"
     r"(?:/([0-9a-f]{32})(?:/([^/]{1,64}))?)?"
 )
 _USER = re.compile(r"[^\0-\x1f/]{1,64}")
