@@ -11,7 +11,8 @@ from typing import Any
 SUFFIXES = {
     "text/plain": "txt", "text/html": "html", "text/markdown": "md", "text/latex": "tex", "image/png": "png",
     "image/jpeg": "jpg", "image/svg+xml": "svg", "application/json": "json", "application/javascript": "js",
-    "application/pdf": "pdf", "application/vnd.sloplet.chart+json": "chart.json", "application/vnd.sloplet.data+json": "data.json",
+    "application/pdf": "pdf", "application/vnd.sloplet.chart+json": "chart.json",
+    "application/vnd.sloplet.data+json": "data.json",
 }  # fmt: skip
 
 
