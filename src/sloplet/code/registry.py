@@ -19,6 +19,7 @@ from ..controller import SandboxInfo, Stream
 from ..errors import (
     CommandError,
     CommandNotFound,
+    ContextNotFound,
     FileError,
     FileExists,
     KernelError,
@@ -368,8 +369,8 @@ def name_of(context: object) -> str:
     return check_context(context.name if isinstance(context, CodeContext) else context)
 
 
-def no_such(name: str) -> KernelError:
-    return KernelError(f"there is no context {name!r} in this sandbox", hint="contexts.create() makes one")
+def no_such(name: str) -> ContextNotFound:
+    return ContextNotFound(f"there is no context {name!r} in this sandbox", hint="contexts.create() makes one")
 
 
 def gone(context: CodeContext) -> KernelError:
