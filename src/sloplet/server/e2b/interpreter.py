@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,7 +61,7 @@ class NoContext(InterpreterError):
 # -- cells ---------------------------------------------------------------------------------------------------------
 
 
-async def execute(box: AsyncSandbox, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def execute(box: AsyncSandbox, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     """Begin with a cell; the lines of the answer, as documents. Errors come before the first of them: InterpreterError.
     Whoever stops reading (``aclose``) interrupts the cell."""
     code, context, language = body.get("code"), body.get("context_id"), body.get("language")
@@ -85,7 +85,7 @@ async def execute(box: AsyncSandbox, body: Mapping[str, Any]) -> AsyncIterator[d
 
 async def _lines(
     box: AsyncSandbox, context: str, language: str, code: str, env: Mapping[str, str]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_QUEUE)
 
     async def stdout(text: str) -> None:
