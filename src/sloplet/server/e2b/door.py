@@ -15,6 +15,7 @@ from .accounts import Accounts
 from .answers import SPEAKING, Gone, refused, speak_api
 from .api import Api
 from .calls import Call
+from .codeserver import CodeServer
 from .envd import Envd, speaker_of
 from .networks import Networks
 from .records import Record, Records
@@ -44,7 +45,10 @@ class Facade:
         self.templates = Templates(self)
         self.sandboxes = Sandboxes(self)
         self.envd = Envd()
-        self.api = Api(self, (*self.sandboxes.routes, *self.templates.routes, *self.volumes.routes))
+        self.code = CodeServer()
+        self.api = Api(
+            self, (*self.sandboxes.routes, *self.networks.routes, *self.templates.routes, *self.volumes.routes)
+        )
 
     async def aclose(self) -> None:
         self.envd.close()
@@ -130,6 +134,8 @@ class Facade:
             call = Call(self, record, caller.tenant, box, scope, receive, send, headers, _query(scope))
             if place.port == ENVD_PORT:
                 await self.envd.serve(call)
+            elif place.port == CODE_PORT:
+                await self.code.serve(call)
             else:
                 raise Gone(record.sandbox, "The sandbox is running but port is not open")
         except SlopletError as error:
@@ -159,8 +165,13 @@ class Facade:
         """What E2B's programs find in the environment of every command."""
         return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.sandbox, "E2B_TEMPLATE_ID": record.template}
 
+    def fill(self, tenant: str, value: str) -> str | None:
+        """A header's value, with the tenant's secrets in it; None: there is none, and what needs it is refused."""
+        return value
+
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
+        self.networks.forget(sandbox)
 
 
 def _query(scope: Scope) -> dict[str, str]:
