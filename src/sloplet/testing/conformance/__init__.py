@@ -25,6 +25,7 @@ from .limits import TestGuarantees, TestLimits, TestMetricsAndEvents
 from .living import TestLiveState, TestSnapshots
 from .network import TestEgress, TestPorts
 from .refusals import TestBadCommands, TestBadInput, TestBadPlaces
+from .sleeping import TestFilesOnly, TestTimeToLive
 from .spawning import TestCancel, TestSpawn
 from .support import box, capabilities, controller, make_box
 from .terminals import TestTerminal
@@ -35,9 +36,9 @@ from .wire import TestWire
 
 __all__ = [
     "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
-    "TestDownload", "TestEgress", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput",
-    "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput",
-    "TestPorts", "TestProcesses", "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout",
-    "TestUpload", "TestVolumes", "TestWatch", "TestWire", "box", "capabilities", "controller", "folder", "make_box",
-    "volume",
+    "TestDownload", "TestEgress", "TestFileErrors", "TestFiles", "TestFilesOnly", "TestFlowControl", "TestGuarantees",
+    "TestInput", "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames",
+    "TestOutput", "TestPorts", "TestProcesses", "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal",
+    "TestTimeToLive", "TestTimeout", "TestUpload", "TestVolumes", "TestWatch", "TestWire", "box", "capabilities",
+    "controller", "folder", "make_box", "volume",
 ]  # fmt: skip
