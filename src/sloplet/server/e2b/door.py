@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..state import ServerState
 
 ENVD_PORT, CODE_PORT = 49983, 49999
+TRAFFIC = "e2b-traffic-access-token"  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
@@ -46,9 +47,8 @@ class Facade:
         self.sandboxes = Sandboxes(self)
         self.envd = Envd()
         self.code = CodeServer()
-        self.api = Api(
-            self, (*self.sandboxes.routes, *self.networks.routes, *self.templates.routes, *self.volumes.routes)
-        )
+        parts = (self.sandboxes, self.networks, self.templates, self.volumes)
+        self.api = Api(self, [route for part in parts for route in part.routes])
 
     async def aclose(self) -> None:
         self.envd.close()
@@ -110,10 +110,14 @@ class Facade:
         if key is None:
             raise refused(401, "the key that made this sandbox is not valid any more")
         if record.secure and scope["path"] != "/health":
-            self._check_token(record, scope, headers)
+            self._check_token(place, record, scope, headers)
         return Caller(key, self.server.tenants.get(record.tenant), request_id, "", address)
 
-    def _check_token(self, record: Record, scope: Scope, headers: dict[str, str]) -> None:
+    def _check_token(self, place: Place, record: Record, scope: Scope, headers: dict[str, str]) -> None:
+        if place.port == CODE_PORT and scope["path"].startswith("/contexts"):  # clients show it for cells only
+            if not record.public and not self.tokens.opens("traffic", record.sandbox, headers.get(TRAFFIC, "")):
+                raise refused(403, "this sandbox is not public: send its traffic access token")
+            return
         shown = headers.get("x-access-token")
         if shown is None and scope["path"] == "/files":
             tokens.check_signed(_query(scope), _operation(scope), self.tokens.of("envd", record.sandbox))
