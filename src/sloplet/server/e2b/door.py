@@ -132,7 +132,7 @@ class Facade:
         caller: Caller = scope[SCOPE_KEY]
         scope["path_params"] = {"box": record.sandbox}
         try:
-            if record.auto_resume and scope["path"] != "/health":
+            if record.auto_resume:
                 await self.visited(record, caller)
             box = await caller.tenant.box(record.sandbox)
             call = Call(self, record, caller.tenant, box, scope, receive, send, headers, _query(scope))

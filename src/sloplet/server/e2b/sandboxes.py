@@ -171,8 +171,8 @@ class Sandboxes:
 
     async def kill(self, asked: Asked) -> Answer:
         info, _ = await self.find(asked)
+        self._facade.forget(info.id)  # from now on nobody is told that it runs
         await asked.caller.tenant.controller.kill(info.id)
-        self._facade.forget(info.id)
         return Answer(204)
 
     async def set_timeout(self, asked: Asked) -> Answer:
