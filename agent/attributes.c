@@ -15,7 +15,7 @@
 
 #define LIST_MAX 65536 /* XATTR_LIST_MAX */
 
-static const char ours[] = "user.";
+static const char ours[] = "user.", overlays[] = "user.overlay.";
 
 static char names[LIST_MAX + 1];
 /* A field's value: the name, a NUL, and what the attribute holds. */
@@ -23,7 +23,8 @@ static char field[ATTRIBUTE_NAME_MAX + 1 + ATTRIBUTE_VALUE_MAX];
 
 static bool begins(const char *name, const char *prefix)
 {
-    return !strncmp(name, ours, sizeof ours - 1) && !strncmp(name, prefix, strlen(prefix)) && strlen(name) <= ATTRIBUTE_NAME_MAX;
+    return !strncmp(name, ours, sizeof ours - 1) && strncmp(name, overlays, sizeof overlays - 1) &&
+           !strncmp(name, prefix, strlen(prefix)) && strlen(name) <= ATTRIBUTE_NAME_MAX;
 }
 
 bool want_prefix(struct stream *s, const struct fields *f, char *out)
@@ -226,6 +227,18 @@ static int apply(int fd, const struct fields *f, const char *prefix, bool replac
     return error;
 }
 
+bool attributes_good(const struct fields *f)
+{
+    return names_are_good(f, ours);
+}
+
+int attributes_set(int fd, const struct fields *f)
+{
+    int64_t count = 0;
+
+    return apply(fd, f, ours, false, &count);
+}
+
 void op_setxattrs(struct stream *s, const struct fields *f)
 {
     char prefix[ATTRIBUTE_NAME_MAX + 1];
@@ -238,7 +251,7 @@ void op_setxattrs(struct stream *s, const struct fields *f)
     if (!want_prefix(s, f, prefix))
         return;
     if (!names_are_good(f, prefix)) {
-        stream_fail(s, EINVAL, NULL, "an ATTRIBUTE that is not below PREFIX, or is too long");
+        stream_fail(s, EINVAL, NULL, "an ATTRIBUTE that does not begin with PREFIX, may not be set, or is too long");
         return;
     }
     if (!call_begin(s, f, SETXATTRS_FLAG_REPLACE, &c))
