@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "guest.h"
 #include "path.h"
 #include "records.h"
 
@@ -239,6 +240,28 @@ int attributes_set(int fd, const struct fields *f)
     return apply(fd, f, ours, false, &count);
 }
 
+/* Where the files are the host's too, only those may be changed that may be written: attributes need no such right of a fence
+ * (Landlock). Of a folder, the right is that to have a file in it. The fd, or -1 with errno. */
+static int open_to_set(const char *path)
+{
+    const int flags = O_NONBLOCK | O_NOCTTY;
+    int fd = guest.pid1 ? path_open(AT_FDCWD, path, O_RDONLY | flags, 0) : -1, probe, error;
+
+    if (fd >= 0 || (guest.pid1 && errno != EACCES))
+        return fd;
+    fd = path_open(AT_FDCWD, path, O_WRONLY | flags, 0);
+    if (fd >= 0 || guest.pid1 || errno != EISDIR)
+        return fd;
+    fd = path_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | flags, 0);
+    if (fd < 0)
+        return -1;
+    probe = openat(fd, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    error = errno;
+    close(probe >= 0 ? probe : fd);
+    errno = error;
+    return probe >= 0 ? fd : -1;
+}
+
 void op_setxattrs(struct stream *s, const struct fields *f)
 {
     char prefix[ATTRIBUTE_NAME_MAX + 1];
@@ -256,9 +279,7 @@ void op_setxattrs(struct stream *s, const struct fields *f)
     }
     if (!call_begin(s, f, SETXATTRS_FLAG_REPLACE, &c))
         return;
-    fd = path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
-    if (fd < 0 && errno == EACCES)
-        fd = path_open(AT_FDCWD, c.path, O_WRONLY | O_NONBLOCK | O_NOCTTY, 0);
+    fd = open_to_set(c.path);
     error = fd < 0 ? errno : apply(fd, f, prefix, c.flags & SETXATTRS_FLAG_REPLACE, &count);
     if (fd >= 0)
         close(fd);
