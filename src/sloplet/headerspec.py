@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from .errors import SpecError
+from .secretsource import is_text
 
 #: (host, names of headers), sorted.
 HeaderSpec = tuple[tuple[str, tuple[str, ...]], ...]
@@ -89,10 +90,8 @@ def check_header_value(name: str, value: object) -> str:
     """An error that shows nothing of it."""
     if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_VALUE:
         raise SpecError(f"the value of the header {name} is not text, or longer than {MAX_VALUE} bytes")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise SpecError(f"the value of the header {name} is not text") from None
+    if not is_text(value):
+        raise SpecError(f"the value of the header {name} is not text")
     if value != value.strip() or any((ord(char) < 32 and char != "\t") or ord(char) == 127 for char in value):
         raise SpecError(
             f"the value of the header {name} has control characters, or spaces around it", hint="one line of text"
