@@ -110,7 +110,10 @@ def test_a_request_is_one_write_or_a_file(language: str, code: str) -> None:
     assert (request is None) == (len(raw) > 4096) or len(raw) > 700
     if request is not None and language != "shell":
         assert request.count(b"\n") == 1
-        assert json.loads(request) == {"key": KEY, "id": CELL, "code": raw.decode()}
+        if language in ("r", "java"):
+            assert request == f"{KEY} {CELL} code x{raw.hex()}\n".encode()
+        else:
+            assert json.loads(request) == {"key": KEY, "id": CELL, "code": raw.decode()}
 
 
 @settings(max_examples=30)

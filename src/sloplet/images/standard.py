@@ -6,7 +6,7 @@ from ..errors import ImageNotFound
 from .reference import HUB, Reference
 
 #: name -> module of ``recipes``
-STANDARD = {"sloplet/base": "base", "sloplet/code": "code"}
+STANDARD = {"sloplet/base": "base", "sloplet/code": "code", "sloplet/code-all": "code_all"}
 
 
 def refuse_standard(reference: Reference, why: str = "is not built yet") -> None:
