@@ -145,9 +145,7 @@ def test_languages_have_other_names() -> None:
 def test_a_kernel_fits_into_a_pipe(language: str) -> None:
     """It must lie there whole before anybody else can write to it."""
     how = languages.launch(language, KEY)
-    assert len(how.input) < 60_000
-    assert sum(map(len, (how.input, *how.argv))) > 1000
-    assert all(len(word) < 100_000 for word in how.argv)  # of 128 KiB that the kernel lets one have
+    assert 0 < len(how.input) < 60_000
     assert sum(map(len, how.argv)) < 3000
 
 

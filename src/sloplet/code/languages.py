@@ -75,7 +75,7 @@ _START_R = ': "${LANG:=C.UTF-8}"; export LANG; exec Rscript --vanilla -e "$0" "$
 #: Java compiles its kernel from a file, which is gone at once.
 _START_JAVA = """\
 # Sloplet's Java kernel
-file=$(mktemp) && printf %s "$0" >"$file" && exec 3<"$file" && rm -f "$file" || exit 1
+file=$(mktemp) && dd bs=1 "count=$0" of="$file" 2>/dev/null && exec 3<"$file" && rm -f "$file" || exit 1
 exec java -XX:+UseSerialGC -XX:TieredStopAtLevel=1 --source 11 /dev/fd/3 "$1"
 """
 #: Interactive shells return to the top on SIGINT and on errors; the others end.
@@ -120,7 +120,8 @@ def launch(language: str, key: str, python: str | None = None) -> Launch:
         source = _source("kernel.r")
         return Launch(("/bin/sh", "-c", _START_R, _R, str(len(source)), key), source)
     if language == "java":
-        return Launch(("/bin/sh", "-c", _START_JAVA, _source("kernel.java").decode(), key), b"")
+        source = _source("kernel.java")
+        return Launch(("/bin/sh", "-c", _START_JAVA, str(len(source)), key), source)
     source = _source("kernel.sh").replace(b"@KEY@", key.encode())
     return Launch(("/bin/sh", "-c", _START_SHELL), source, {"PS1": "", "PS2": "", "ENV": "", "HISTFILE": ""})
 
