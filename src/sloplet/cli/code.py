@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAX_CODE = 64 * 2**20
 _LANGUAGES = {
     ".py": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "typescript", ".sh": "shell",
-    ".bash": "shell",
+    ".bash": "shell", ".r": "r", ".java": "java", ".jsh": "java",
 }  # fmt: skip
 
 
@@ -50,7 +50,9 @@ _LANGUAGES = {
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @click.option("-c", "text", metavar="TEXT", help="Run TEXT. [default: FILE, else stdin]")
 @click.option(
-    "--language", metavar="NAME", help="python, node, typescript or shell. [default: by FILE's name, else python]"
+    "--language",
+    metavar="NAME",
+    help="python, node, typescript, shell, r or java. [default: by FILE's name, else python]",
 )
 @click.option("--context", metavar="NAME", help="Another context than the language's own.")
 @click.option("--timeout", metavar="TIME", help="Interrupt it after that long, for example 30 or 5m (exit code 124).")

@@ -48,9 +48,9 @@ class AsyncCode:
     ) -> CodeResult:
         """Run a cell of code where variables stay: ``code("x = 1")``, then ``code("x + 1").text`` is ``"2"``.
 
-        ``language`` is "python" (the default), "node", "typescript" or "shell"; each has a context of its own, and
-        ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the context is
-        started anew (``restarted``). The callbacks get output and results as they come. Code that raises is a result
+        ``language`` is "python" (the default), "node", "typescript", "shell", "r" or "java"; each has a context of its
+        own, and ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the context
+        is started anew (``restarted``). The callbacks get output and results as they come. Code that raises is a result
         with ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew. ``env`` has
         variables for this cell alone: what was there before comes back.
         """
@@ -82,7 +82,7 @@ class AsyncCode:
             return replace(error.partial, error=replace(failed, message=message), restarted=True)
 
     async def _cell(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
-        if kernel.language != "shell":
+        if kernel.language not in languages.ONE_BY_ONE:
             return await self._sent(kernel, code, wishes)
         # What a shell has read ahead it may forget when it is interrupted: ours wait here for their turn.
         async with self._kernels.turn(f"{kernel.name} cells"):

@@ -324,7 +324,9 @@ def ended(kernel: Kernel, end: Fields, last: bytes) -> KernelError:
     text = _ANSI.sub("", _FRAME.sub(b"", last).decode("utf-8", "replace")).strip()
     said = f"; its last words: {text[-800:]}" if text else ""
     if not kernel.early and not kernel.begun:
-        hint = "look at its settings: contexts.create(python=...) names another interpreter"
+        hint = "use an image that has what the language needs, as sloplet/code-all has"
+        if kernel.language == "python":
+            hint = "look at its settings: contexts.create(python=...) names another interpreter"
         return KernelError(f"{kernel.describe()} could not be started: it {how}{said}", hint=hint)
     return KernelError(f"{kernel.describe()} {how}: its variables are gone{said}", hint=restart_hint(kernel.name))
 

@@ -24,7 +24,11 @@ ALIASES = {
     "javascript": "node", "js": "node", "ts": "typescript", "bash": "shell", "sh": "shell", "python3": "python",
     "py": "python",
 }  # fmt: skip
-LANGUAGES = ("python", "node", "typescript", "shell")
+LANGUAGES = ("python", "node", "typescript", "shell", "r", "java")
+#: Their kernels have no JSON, so their requests are words: x and hexadecimal digits.
+_WORDS = ("r", "java")
+#: They read a request when the one before has ended: one that waits cannot be taken back.
+ONE_BY_ONE = ("shell", "r")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _PYTHON = """\
@@ -55,6 +59,25 @@ _NODE = """\
 """
 #: Children must not read the kernel's requests, and Node cannot move descriptors.
 _START_NODE = 'exec node --no-warnings -e "$0" -- "$@" 3<&0 </dev/null'
+#: R reads files by large pieces, pipes of its own by bytes; an interrupt is not for what feeds it.
+_R = """\
+# Sloplet's R kernel: the rest of it comes on descriptor 3
+local({
+  given <- commandArgs(TRUE)
+  requests <- pipe("trap '' INT; exec cat <&3", "rb")
+  text <- rawToChar(readBin(requests, "raw", as.integer(given[1])))
+  Encoding(text) <- "UTF-8"
+  names <- list2env(list(key = given[2], requests = requests), parent = globalenv())
+  eval(parse(text = text, keep.source = FALSE), names)
+})
+"""
+_START_R = ': "${LANG:=C.UTF-8}"; export LANG; exec Rscript --vanilla -e "$0" "$@" 3<&0 </dev/null'
+#: Java compiles its kernel from a file, which is gone at once.
+_START_JAVA = """\
+# Sloplet's Java kernel
+file=$(mktemp) && dd bs=1 "count=$0" of="$file" 2>/dev/null && exec 3<"$file" && rm -f "$file" || exit 1
+exec java -XX:+UseSerialGC -XX:TieredStopAtLevel=1 --source 11 /dev/fd/3 "$1"
+"""
 #: Interactive shells return to the top on SIGINT and on errors; the others end.
 _START_SHELL = (
     "# Sloplet's shell kernel\n"
@@ -93,6 +116,12 @@ def launch(language: str, key: str, python: str | None = None) -> Launch:
     if language in ("node", "typescript"):
         source = _source("kernel.js")
         return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key, language), source)
+    if language == "r":
+        source = _source("kernel.r")
+        return Launch(("/bin/sh", "-c", _START_R, _R, str(len(source)), key), source)
+    if language == "java":
+        source = _source("kernel.java")
+        return Launch(("/bin/sh", "-c", _START_JAVA, str(len(source)), key), source)
     source = _source("kernel.sh").replace(b"@KEY@", key.encode())
     return Launch(("/bin/sh", "-c", _START_SHELL), source, {"PS1": "", "PS2": "", "ENV": "", "HISTFILE": ""})
 
@@ -129,6 +158,8 @@ def request(language: str, key: str, cell: str, code: bytes, env: Mapping[str, s
         return None
     if language == "shell":
         made = _shell(cell, b"eval " + _quoted(by_file(language, code, env)))
+    elif language in _WORDS:
+        made = f"{key} {cell} code ".encode() + by_file(language, code, env)
     else:
         made = _line({"key": key, "id": cell, "code": code.decode(), **({"env": dict(env)} if env else {})})
     return made if len(made) <= MAX_REQUEST else None
@@ -139,6 +170,9 @@ def by_file(language: str, code: bytes, env: Mapping[str, str] | None = None) ->
     if language == "shell":
         lent = b"".join(b" %b %b" % (name.encode(), _quoted(value.encode())) for name, value in (env or {}).items())
         return b"sloplet_lend%b; " % lent + code if lent else code
+    if language in _WORDS:
+        variables = [part.encode() for pair in (env or {}).items() for part in pair]
+        return " ".join(map(_word, (code, *variables))).encode() + b"\n"
     return _line({"code": code.decode(), "env": dict(env)}) if env else code
 
 
@@ -146,17 +180,25 @@ def request_by_file(language: str, key: str, cell: str, path: str, env: Mapping[
     """The same, for a cell that lies in a file of the sandbox."""
     if language == "shell":
         return _shell(cell, b". " + _quoted(path.encode()))
+    if language in _WORDS:
+        return f"{key} {cell} file {_word(path.encode())}\n".encode()
     return _line({"key": key, "id": cell, "file": path, **({"whole": True} if env else {})})
 
 
 def cancellation(language: str, key: str, cell: str) -> bytes | None:
-    """Takes a cell back that has not begun. A shell cannot."""
-    return None if language == "shell" else _line({"key": key, "cancel": cell})
+    """Takes a cell back that has not begun; None where that cannot be."""
+    if language in ONE_BY_ONE:
+        return None
+    return f"{key} {cell} cancel\n".encode() if language in _WORDS else _line({"key": key, "cancel": cell})
 
 
 def after_interrupt(language: str) -> bytes:
     """Some shells forget what they had read when they are interrupted: their cell's end is said again."""
     return b"sloplet_end\n" if language == "shell" else b""
+
+
+def _word(text: bytes) -> str:
+    return "x" + text.hex()
 
 
 def _quoted(text: bytes) -> bytes:
