@@ -47,6 +47,7 @@ class Facade:
         self.api = Api(self, (*self.sandboxes.routes, *self.templates.routes, *self.volumes.routes))
 
     async def aclose(self) -> None:
+        await self.volumes.aclose()
         self.records.close()
 
     # -- the control plane -------------------------------------------------------------
