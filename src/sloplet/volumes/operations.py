@@ -270,7 +270,7 @@ def remove(arguments: dict[str, Any], fds: Sequence[int]) -> Made:
     """With all that is below it; of a link, the link. StateUnwritable if something of it cannot be."""
     above, name = posixpath.split(arguments["path"])
     if not name:
-        raise PermissionError(errno.EPERM, "a volume's own folder cannot be removed")
+        raise OSError(errno.EINVAL, "a volume's own folder cannot be removed")
     parent = open_in(fds[0], above or ".", os.O_PATH | os.O_DIRECTORY, follow=True, cross_mounts=False)
     try:
         return {"removed": remove_tree(parent, name, missing_ok=False)}, []

@@ -16,10 +16,13 @@ from .answers import SPEAKING, Gone, refused, speak_api
 from .api import Api
 from .calls import Call
 from .envd import Envd, speaker_of
+from .metrics import Metrics
 from .networks import Networks
 from .records import Record, Records
 from .sandboxes import Sandboxes
+from .secrets import Secrets
 from .settings import E2BSettings
+from .teams import Teams
 from .templates import Templates
 from .tokens import Tokens
 from .volumes import Volumes
@@ -39,15 +42,24 @@ class Facade:
         self.tokens = Tokens(server.home)
         self.records = Records(server.home)
         self.accounts = Accounts()
+        self.secrets = Secrets(self)
         self.networks = Networks(self)
         self.volumes = Volumes(self)
         self.templates = Templates(self)
         self.sandboxes = Sandboxes(self)
+        self.metrics = Metrics(self)
+        self.teams = Teams(self)
         self.envd = Envd()
-        self.api = Api(self, (*self.sandboxes.routes, *self.templates.routes, *self.volumes.routes))
+        parts = (self.sandboxes, self.templates, self.volumes, self.secrets, self.metrics, self.teams)
+        self.api = Api(self, [route for part in parts for route in part.routes])
+
+    def start(self) -> None:
+        self.metrics.start()
 
     async def aclose(self) -> None:
+        await self.metrics.aclose()
         await self.volumes.aclose()
+        self.secrets.close()
         self.records.close()
 
     # -- the control plane -------------------------------------------------------------

@@ -44,7 +44,9 @@ class Envd:
             "/process.Process/Connect": processes.connect,
             "/process.Process/StreamInput": processes.stream_input,
         }
-        self._plain: dict[tuple[str, str], Plain] = {("GET", "/health"): health}
+        self._plain: dict[tuple[str, str], Plain] = {
+            ("GET", "/health"): health, ("GET", "/metrics"): metrics, ("GET", "/envs"): environment,
+        }  # fmt: skip
 
     async def serve(self, call: Call) -> None:
         path, method = call.scope["path"], call.scope["method"]
@@ -138,3 +140,18 @@ async def health(call: Call) -> None:
             stream.reset()
     await call.send({"type": "http.response.start", "status": 204, "headers": []})
     await call.send({"type": "http.response.body", "body": b""})
+
+
+async def metrics(call: Call) -> None:
+    """What it uses now."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    sample = await call.facade.metrics.now(call.tenant, info)
+    if sample is None:
+        raise Gone(call.record.sandbox)
+    await answer(call, dump(sample.of_envd()))
+
+
+async def environment(call: Call) -> None:
+    """What every command finds in its environment."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    await answer(call, dump({**call.facade.environment(call.record), **dict(info.spec.env)}))
