@@ -12,6 +12,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -74,8 +75,15 @@ class Guard:
                     return
             app = self._app
             if place is not None and facade is not None:
-                self._admit_visitor(passing, facade, place, headers)
+                self._admit_visitor(
+                    passing, lambda: facade.admit(place, scope, headers, passing.request_id, passing.address)
+                )
                 app = Serving(facade, place, headers)
+            elif facade is not None and facade.owns(scope) and facade.volumes.content.is_for(scope):
+                self._admit_visitor(
+                    passing, lambda: facade.volumes.content.admit(scope, headers, passing.request_id, passing.address)
+                )
+                app = facade.api
             elif scope["path"] not in OPEN_PATHS:
                 if facade is not None and facade.owns(scope):
                     app = facade.api
@@ -110,10 +118,10 @@ class Guard:
         PROGRAM.set(Program(caller.client, headers.get("sloplet-lease") == "true"))
         server.uses.heard(caller.tenant.name, caller.client)
 
-    def _admit_visitor(self, passing: Passing, facade: Facade, place: Place, headers: dict[str, str]) -> None:
-        """Who has the token of an E2B sandbox acts for the key that made it."""
+    def _admit_visitor(self, passing: Passing, admitted: Callable[[], Caller]) -> None:
+        """Who has the token of an E2B sandbox, or of a volume, acts for the key that it was given to."""
         try:
-            passing.enter(facade.admit(place, passing.scope, headers, passing.request_id, passing.address))
+            passing.enter(admitted())
         except RequestInvalid as error:
             if error.status == 401:
                 self._server.limits.failed(passing.address)

@@ -17,10 +17,13 @@ from .api import Api
 from .calls import Call
 from .codeserver import CodeServer
 from .envd import Envd, speaker_of
+from .metrics import Metrics
 from .networks import Networks
 from .records import Record, Records
 from .sandboxes import Sandboxes
+from .secrets import Secrets
 from .settings import E2BSettings
+from .teams import Teams
 from .templates import Templates
 from .tokens import Tokens
 from .volumes import Volumes
@@ -41,17 +44,28 @@ class Facade:
         self.tokens = Tokens(server.home)
         self.records = Records(server.home)
         self.accounts = Accounts()
+        self.secrets = Secrets(self)
         self.networks = Networks(self)
         self.volumes = Volumes(self)
         self.templates = Templates(self)
         self.sandboxes = Sandboxes(self)
+        self.metrics = Metrics(self)
+        self.teams = Teams(self)
         self.envd = Envd()
         self.code = CodeServer()
-        parts = (self.sandboxes, self.networks, self.templates, self.volumes)
+        parts = (
+            self.sandboxes, self.networks, self.templates, self.volumes, self.secrets, self.metrics, self.teams,
+        )  # fmt: skip
         self.api = Api(self, [route for part in parts for route in part.routes])
+
+    def start(self) -> None:
+        self.metrics.start()
 
     async def aclose(self) -> None:
         self.envd.close()
+        await self.metrics.aclose()
+        await self.volumes.aclose()
+        self.secrets.close()
         self.records.close()
 
     # -- the control plane -------------------------------------------------------------

@@ -59,6 +59,8 @@ class Envd:
         }
         self._plain: dict[tuple[str, str], Plain] = {
             ("GET", "/health"): health,
+            ("GET", "/metrics"): metrics,
+            ("GET", "/envs"): environment,
             ("GET", "/files"): download,
             ("POST", "/files"): upload,
             ("POST", "/files/compose"): compose,
@@ -147,7 +149,8 @@ async def answer(call: Call, body: bytes, status: int = 200, kind: str = "applic
 
 
 async def health(call: Call) -> None:
-    """204 if it answers: one that is on its way out does not. Nobody is woken to say so, but who wakes for everybody."""
+    """204 if it answers: one that is on its way out does not. Nobody is woken to say so, but who
+    wakes for everybody."""
     stream = await call.open(request(Op.METRICS))
     try:
         await stream.result()
@@ -155,3 +158,18 @@ async def health(call: Call) -> None:
         stream.reset()
     await call.send({"type": "http.response.start", "status": 204, "headers": []})
     await call.send({"type": "http.response.body", "body": b""})
+
+
+async def metrics(call: Call) -> None:
+    """What it uses now."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    sample = await call.facade.metrics.now(call.tenant, info)
+    if sample is None:
+        raise Gone(call.record.sandbox)
+    await answer(call, dump(sample.of_envd()))
+
+
+async def environment(call: Call) -> None:
+    """What every command finds in its environment."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    await answer(call, dump({**call.facade.environment(call.record), **dict(info.spec.env)}))
