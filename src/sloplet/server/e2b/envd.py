@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SlopletError
@@ -15,7 +16,9 @@ from .calls import Call
 from .processes import Processes
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
+    pass
+
+_ENDING, _AGAIN = 10.0, 0.05  # seconds that an end may take after its beginning, and between two looks
 
 Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any]]]
 Streamed = Callable[[Call, connect.Out], Awaitable[None]]
@@ -106,16 +109,25 @@ async def _stream(handler: Streamed, call: Call) -> None:
             if not isinstance(found, Gone):
                 await out.end(found)
             elif out.begun:
-                abort(call.scope)
+                await cut(call)
             else:
                 raise found from None
 
     await connect.either(asyncio.ensure_future(work()), asyncio.ensure_future(gone()))
 
 
-def abort(scope: Scope) -> None:
-    """Reset the connection: an answer that only stops would be taken for a whole one by some, a fault by others."""
-    if (reset := scope.get("sloplet.abort")) is not None:
+async def cut(call: Call) -> None:
+    """End an answer that has begun, of a sandbox that is not there any more. The connection is reset: one that only
+    ends is taken for a whole answer by some clients, for a fault by others. They ask at once whether the sandbox runs,
+    so it is waited for until it is known that it does not."""
+    with suppress(TimeoutError, SlopletError):
+        async with asyncio.timeout(_ENDING):
+            while True:
+                info = await call.tenant.controller.find(call.record.sandbox)
+                if info.state not in ("running", "starting"):
+                    break
+                await asyncio.sleep(_AGAIN)
+    if (reset := call.scope.get("sloplet.abort")) is not None:
         reset()
 
 
