@@ -9,7 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "extras.h"
 #include "path.h"
+#include "records.h"
 
 #ifndef RENAME_NOREPLACE
 #define RENAME_NOREPLACE 1
@@ -44,14 +46,17 @@ static void call_end(struct stream *s, int error, const char *verb, const char *
     stream_done(s);
 }
 
+int file_type(const struct stat *st)
+{
+    return S_ISREG(st->st_mode)   ? FILE_TYPE_FILE
+           : S_ISDIR(st->st_mode) ? FILE_TYPE_DIR
+           : S_ISLNK(st->st_mode) ? FILE_TYPE_SYMLINK
+                                  : FILE_TYPE_OTHER;
+}
+
 void stat_fields(struct fw *w, const struct stat *st, const char *link)
 {
-    int type = S_ISREG(st->st_mode)   ? FILE_TYPE_FILE
-               : S_ISDIR(st->st_mode) ? FILE_TYPE_DIR
-               : S_ISLNK(st->st_mode) ? FILE_TYPE_SYMLINK
-                                      : FILE_TYPE_OTHER;
-
-    fw_int(w, TAG_TYPE, type);
+    fw_int(w, TAG_TYPE, file_type(st));
     fw_int(w, TAG_SIZE, st->st_size);
     fw_int(w, TAG_MODE, st->st_mode & 07777);
     fw_int(w, TAG_UID, st->st_uid);
@@ -72,7 +77,22 @@ bool want_mode(struct stream *s, const struct fields *f, mode_t otherwise, mode_
     return false;
 }
 
-int make_parents(const char *path, mode_t mode, bool whole)
+bool want_owner(struct stream *s, const struct fields *f, struct user *owner)
+{
+    const char *spec = (const char *)f->text[TAG_OWNER].p;
+    size_t n = f->text[TAG_OWNER].len;
+    int error;
+
+    owner->uid = (uid_t)-1;
+    if (!fields_have(f, TAG_OWNER))
+        return true;
+    error = n ? user_resolve(spec, n, owner) : ESRCH;
+    if (error)
+        stream_fail(s, error, "user", "no such user in this sandbox: %.*s", (int)(n < 64 ? n : 64), spec);
+    return !error;
+}
+
+int make_parents(const char *path, mode_t mode, bool whole, const struct user *owner)
 {
     int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0), error = at < 0 ? errno : 0;
 
@@ -100,6 +120,8 @@ int make_parents(const char *path, mode_t mode, bool whole)
                 error = errno;
             else
                 next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+            if (next >= 0 && owner->uid != (uid_t)-1 && fchownat(next, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
+                error = errno;
         }
         if (next < 0 && !error)
             error = errno;
@@ -107,6 +129,8 @@ int make_parents(const char *path, mode_t mode, bool whole)
             error = EEXIST; /* something else has the name: as mkdir itself would say */
         close(at);
         at = next;
+        if (error)
+            break;
     }
     if (at >= 0)
         close(at);
@@ -155,16 +179,19 @@ int rename_noreplace(int from_dir, const char *from, int to_dir, const char *to)
 void op_stat(struct stream *s, const struct fields *f)
 {
     struct call c;
+    struct extras e;
     struct stat st;
     char link[PATH_LIMIT];
-    uint8_t buf[PATH_LIMIT + 128];
-    struct fw w = {buf, 0, sizeof buf, false};
+    struct fw w = record_begin();
     ssize_t n = -1;
-    int fd;
+    int fd, last;
 
-    if (!call_begin(s, f, STAT_FLAG_NOFOLLOW, &c))
+    if (!want_extras(s, f, &e) || !call_begin(s, f, STAT_FLAG_NOFOLLOW | STAT_FLAG_NAMES | STAT_FLAG_TARGET, &c))
         return;
-    fd = path_open(AT_FDCWD, c.path, O_PATH | (c.flags & STAT_FLAG_NOFOLLOW ? O_NOFOLLOW : 0), 0);
+    e.names = c.flags & STAT_FLAG_NAMES;
+    e.target = c.flags & STAT_FLAG_TARGET;
+    last = c.flags & STAT_FLAG_NOFOLLOW ? O_NOFOLLOW : 0;
+    fd = path_open(AT_FDCWD, c.path, O_PATH | last, 0);
     if (fd < 0 || fstat(fd, &st) < 0) {
         int error = errno;
         if (fd >= 0)
@@ -177,26 +204,35 @@ void op_stat(struct stream *s, const struct fields *f)
     close(fd);
     if (n >= 0)
         link[n] = 0;
-    user_leave();
     stat_fields(&w, &st, n >= 0 ? link : NULL);
+    extras_fields(&w, &e, AT_FDCWD, c.path, c.path, &st);
+    fd = extras_attributed(&e, &st) ? path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY | last, 0) : -1;
+    if (fd >= 0) {
+        attributes_fields(&w, (struct attributes_of){fd, NULL}, e.prefix, ATTRIBUTES_BESIDE);
+        close(fd);
+    }
+    user_leave();
     stream_close(s, &w);
 }
 
 void op_mkdir(struct stream *s, const struct fields *f)
 {
     struct call c;
+    struct user owner;
     char name[256];
     mode_t mode;
     bool slash;
     int dir, error = 0;
 
-    if (!want_mode(s, f, 0755, &mode) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
+    if (!want_mode(s, f, 0755, &mode) || !want_owner(s, f, &owner) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
         return;
     if (c.flags & MKDIR_FLAG_PARENTS) {
-        error = make_parents(c.path, mode, true);
+        error = make_parents(c.path, mode, true, &owner);
     } else {
         dir = path_parent(AT_FDCWD, c.path, name, &slash);
         if (dir < 0 || mkdirat(dir, name, mode) < 0)
+            error = errno;
+        else if (owner.uid != (uid_t)-1 && fchownat(dir, name, owner.uid, owner.gid, AT_SYMLINK_NOFOLLOW) < 0)
             error = errno;
         if (dir >= 0)
             close(dir);

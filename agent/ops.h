@@ -26,6 +26,8 @@ void op_chmod(struct stream *s, const struct fields *f);
 void op_chown(struct stream *s, const struct fields *f);
 void op_symlink(struct stream *s, const struct fields *f);
 void op_watch(struct stream *s, const struct fields *f);
+void op_getxattrs(struct stream *s, const struct fields *f);
+void op_setxattrs(struct stream *s, const struct fields *f);
 void op_metrics(struct stream *s, const struct fields *f);
 void op_shutdown(struct stream *s, const struct fields *f);
 bool shutdown_begun(void);

@@ -83,6 +83,16 @@ struct proc *proc_find(int64_t id)
     return NULL;
 }
 
+struct proc *proc_find_os(int64_t ospid)
+{
+    struct proc *found = NULL;
+
+    for (struct proc *p = proc_list; p; p = p->next)
+        if (p->ospid == ospid && !p->hidden && p->state != PROC_STARTING && (!found || found->state == PROC_EXITED))
+            found = p;
+    return found;
+}
+
 void proc_free(struct proc *p)
 {
     struct proc **at = &proc_list;
@@ -176,6 +186,7 @@ static void started(struct proc *p, pid_t ospid)
     p->ospid = ospid;
     slot_give(p);
     fw_int(&w, TAG_PID, p->id);
+    fw_int(&w, TAG_OSPID, p->ospid);
     for (struct attach *a = p->attached; a; a = a->next)
         if (!a->replied) {
             a->replied = true;

@@ -75,6 +75,8 @@ extern bool proc_strayed;
 /* A new entry, starting. NULL without memory or when too many start at once. */
 struct proc *proc_new(void);
 struct proc *proc_find(int64_t id);
+/* By the kernel's number: the one that runs, else the latest of those that are remembered. */
+struct proc *proc_find_os(int64_t ospid);
 void proc_free(struct proc *p);
 /* Drops the oldest ended processes beyond the limits. */
 void proc_evict(void);

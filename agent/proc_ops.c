@@ -10,8 +10,14 @@
 
 static struct proc *want_proc(struct stream *s, const struct fields *f)
 {
-    struct proc *p = proc_find(f->num[TAG_PID]);
+    bool by_os = fields_have(f, TAG_OSPID);
+    struct proc *p;
 
+    if (by_os == fields_have(f, TAG_PID)) {
+        stream_fail(s, EINVAL, NULL, "bad request: one of PID and OSPID is needed");
+        return NULL;
+    }
+    p = by_os ? proc_find_os(f->num[TAG_OSPID]) : proc_find(f->num[TAG_PID]);
     if (p && p->state != PROC_STARTING)
         return p;
     stream_fail(s, ESRCH, NULL, "no process with this number");
@@ -46,6 +52,7 @@ void op_attach(struct stream *s, const struct fields *f)
     a->start[0] = a->pos[0] = replay_from(&p->ch[0].ring, f, TAG_FROM_OUT);
     a->start[1] = a->pos[1] = replay_from(&p->ch[1].ring, f, TAG_FROM_ERR);
     fw_int(&w, TAG_PID, p->id);
+    fw_int(&w, TAG_OSPID, p->ospid);
     fw_int(&w, TAG_OFFSET_OUT, (int64_t)a->start[0]);
     fw_int(&w, TAG_OFFSET_ERR, (int64_t)a->start[1]);
     stream_reply(s, &w);

@@ -49,6 +49,8 @@ enum {
     OP_CHOWN = 18,
     OP_SYMLINK = 19,
     OP_WATCH = 20,
+    OP_GETXATTRS = 21,
+    OP_SETXATTRS = 22,
     OP_METRICS = 30,
     OP_SHUTDOWN = 31,
     OP_FREEZE = 32,
@@ -132,6 +134,13 @@ enum {
     TAG_PORT = 68,
     TAG_ADDRESS = 69,
     TAG_DENIED = 70,
+    TAG_ATTRIBUTE = 71,
+    TAG_PREFIX = 72,
+    TAG_GROUP = 73,
+    TAG_TARGET = 74,
+    TAG_TARGET_TYPE = 75,
+    TAG_TARGET_SIZE = 76,
+    TAG_TARGET_MODE = 77,
 };
 
 enum {
@@ -160,14 +169,19 @@ enum {
     WRITE_FLAG_APPEND = 1,
     WRITE_FLAG_EXCLUSIVE = 2,
     WRITE_FLAG_PARENTS = 4,
+    WRITE_FLAG_IN_PLACE = 8,
 };
 
 enum {
     LIST_FLAG_RECURSIVE = 1,
+    LIST_FLAG_NAMES = 2,
+    LIST_FLAG_TARGET = 4,
 };
 
 enum {
     STAT_FLAG_NOFOLLOW = 1,
+    STAT_FLAG_NAMES = 2,
+    STAT_FLAG_TARGET = 4,
 };
 
 enum {
@@ -185,6 +199,11 @@ enum {
 
 enum {
     WATCH_FLAG_RECURSIVE = 1,
+    WATCH_FLAG_FOLDER = 2,
+};
+
+enum {
+    SETXATTRS_FLAG_REPLACE = 1,
 };
 
 enum {

@@ -3,10 +3,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "extras.h"
 #include "files.h"
 #include "path.h"
 #include "records.h"
@@ -19,7 +21,19 @@ struct listing {
     struct records records;
     struct user user;
     int64_t depth; /* levels to show; 1: the folder's own entries */
+    struct extras extras;
+    char *path; /* of the folder, if targets of links are told */
 };
+
+static void entry_extras(struct listing *l, struct fw *w, int dir, const char *name, const char *below, const struct stat *st)
+{
+    char whole[PATH_LIMIT];
+    bool fits = l->path && (size_t)snprintf(whole, sizeof whole, "%s/%s", l->path, below) < sizeof whole;
+
+    extras_fields(w, &l->extras, dir, name, fits ? whole : NULL, st);
+    if (extras_attributed(&l->extras, st) && fchdir(dir) == 0)
+        attributes_fields(w, (struct attributes_of){-1, name}, l->extras.prefix, ATTRIBUTES_BESIDE);
+}
 
 static void list_entry(struct listing *l, int dir, const char *name, const struct stat *st)
 {
@@ -29,18 +43,20 @@ static void list_entry(struct listing *l, int dir, const char *name, const struc
     const char *prefix = walk_prefix(&l->walk, &n);
     ssize_t got = -1;
 
-    if (n + name_len + 1 > sizeof path)
+    if (n + name_len + 2 > sizeof path)
         return; /* deeper than any path can name */
     memcpy(path, prefix ? prefix : "", n);
     if (n)
         path[n++] = '/';
     memcpy(path + n, name, name_len);
+    path[n + name_len] = 0;
     if (S_ISLNK(st->st_mode))
         got = readlinkat(dir, name, link, sizeof link - 1);
     if (got >= 0)
         link[got] = 0;
     fw_bytes(&w, TAG_NAME, path, n + name_len);
     stat_fields(&w, st, got >= 0 ? link : NULL);
+    entry_extras(l, &w, dir, name, path, st);
     record_add(&l->records, &w);
 }
 
@@ -84,6 +100,9 @@ static enum pump list_pump(struct stream *s)
         }
         more = list_some(l);
         user_leave();
+        if (l->extras.prefix[0] && chdir("/") < 0) {
+            /* attributes are read by name, from their folder; nothing else here depends on the current one */
+        }
     }
     records_flush(&l->records, s);
     if (records_pending(&l->records))
@@ -100,6 +119,7 @@ static void list_release(struct stream *s)
 
     walk_close(&l->walk);
     records_free(&l->records);
+    free(l->path);
     free(l);
 }
 
@@ -107,6 +127,7 @@ void op_list(struct stream *s, const struct fields *f)
 {
     static const struct stream_ops ops = {.pump = list_pump, .release = list_release};
     struct call c;
+    struct extras extras;
     struct listing *l;
     int fd;
 
@@ -114,7 +135,7 @@ void op_list(struct stream *s, const struct fields *f)
         stream_fail(s, EINVAL, NULL, "a depth below 1");
         return;
     }
-    if (!call_begin(s, f, LIST_FLAG_RECURSIVE, &c))
+    if (!want_extras(s, f, &extras) || !call_begin(s, f, LIST_FLAG_RECURSIVE | LIST_FLAG_NAMES | LIST_FLAG_TARGET, &c))
         return;
     fd = path_open(AT_FDCWD, c.path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0) {
@@ -130,6 +151,11 @@ void op_list(struct stream *s, const struct fields *f)
         stream_fail(s, ENOMEM, NULL, "the agent has no memory");
         return;
     }
+    extras.names = c.flags & LIST_FLAG_NAMES;
+    extras.target = c.flags & LIST_FLAG_TARGET;
+    l->extras = extras;
+    if (extras.target)
+        l->path = strdup(c.path);
     l->user = c.user;
     l->depth = c.flags & LIST_FLAG_RECURSIVE ? fields_int(f, TAG_DEPTH, INT64_MAX) : 1;
     s->ctx = l;

@@ -261,7 +261,21 @@ static int make_symlink(struct unpack *u, const struct fields *f, const char *na
     return error ? error : forgive(utimensat(u->dir, name, times, AT_SYMLINK_NOFOLLOW));
 }
 
-static int make_link(struct unpack *u, const struct fields *f, const char *name)
+/* gVisor's overlay gives a file to whoever links it, which no other kernel does. 0 or an errno. */
+static int keep_owner(int dir, const char *name, const struct facts *facts)
+{
+    struct stat st;
+
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno;
+    if (st.st_uid == facts->uid && st.st_gid == facts->gid)
+        return 0;
+    if (forgive(fchownat(dir, name, facts->uid, facts->gid, AT_SYMLINK_NOFOLLOW)))
+        return errno;
+    return forgive(fchmodat(dir, name, facts->mode, 0)); /* a change of owner clears bits of it */
+}
+
+static int make_link(struct unpack *u, const struct fields *f, const char *name, const struct facts *facts)
 {
     char *other = fields_have(f, TAG_PATH2) ? strndup((const char *)f->text[TAG_PATH2].p, f->text[TAG_PATH2].len) : NULL;
     char target[256];
@@ -273,6 +287,8 @@ static int make_link(struct unpack *u, const struct fields *f, const char *name)
         error = dir < 0 ? errno : unpack_find(u, other, target);
     if (!error && linkat(u->dir, target, dir, name, 0) < 0)
         error = errno;
+    if (!error)
+        error = keep_owner(dir, name, facts);
     if (dir >= 0)
         close(dir);
     free(other);
@@ -287,7 +303,7 @@ int unpack_make(struct unpack *u, const struct fields *f, const char *path, cons
     case FILE_TYPE_SYMLINK:
         return make_symlink(u, f, name, facts);
     case FILE_TYPE_FILE:
-        return facts->flags & CHANGE_FLAG_HARD_LINK ? make_link(u, f, name) : begin_file(u, name, facts);
+        return facts->flags & CHANGE_FLAG_HARD_LINK ? make_link(u, f, name, facts) : begin_file(u, name, facts);
     default:
         return 0; /* removed */
     }

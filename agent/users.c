@@ -124,6 +124,18 @@ bool group_find(const char *text, size_t n, const char *name, gid_t *gid)
     return false;
 }
 
+bool group_find_id(const char *text, size_t n, gid_t gid, char *name, size_t cap)
+{
+    const char *at = text, *end = text + n;
+    struct span line, f[4];
+    uint32_t g;
+
+    while (text && next_line(&at, end, &line))
+        if (split(line, f, 4) >= 3 && number(f[2], &g) && g == gid && copy(name, cap, f[0]))
+            return true;
+    return false;
+}
+
 static bool lists(struct span members, const char *name)
 {
     size_t n = strlen(name);

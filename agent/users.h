@@ -21,6 +21,8 @@ struct user {
 bool passwd_find(const char *text, size_t n, const char *name, uid_t uid, struct user *out);
 /* A group's id by name. Pure. */
 bool group_find(const char *text, size_t n, const char *name, gid_t *gid);
+/* A group's name by id. Pure. */
+bool group_find_id(const char *text, size_t n, gid_t gid, char *name, size_t cap);
 /* Fills out->groups with every group that lists out->name, and out->gid. Pure. */
 void group_members(const char *text, size_t n, struct user *out);
 

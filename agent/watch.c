@@ -287,12 +287,12 @@ static int watch_file(struct watching *w, int inotify, const char *path)
     return 0;
 }
 
-static int watch_begin(struct watching *w, const char *path, int inotify)
+static int watch_begin(struct watching *w, const char *path, int inotify, bool folder_only)
 {
     struct watch_node *root;
     int fd = path_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_NOCTTY, 0);
 
-    if (fd < 0 && errno == ENOTDIR) {
+    if (fd < 0 && errno == ENOTDIR && !folder_only) {
         fd = path_open(AT_FDCWD, path, O_PATH, 0); /* checks the way for magic links */
         if (fd < 0)
             return errno;
@@ -318,7 +318,7 @@ void op_watch(struct stream *s, const struct fields *f)
     struct watching *w;
     int error = 0, inotify;
 
-    if (!call_begin(s, f, WATCH_FLAG_RECURSIVE, &c))
+    if (!call_begin(s, f, WATCH_FLAG_RECURSIVE | WATCH_FLAG_FOLDER, &c))
         return;
     w = calloc(1, sizeof *w);
     inotify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
@@ -331,7 +331,7 @@ void op_watch(struct stream *s, const struct fields *f)
         w->recursive = c.flags & WATCH_FLAG_RECURSIVE;
         w->user = c.user;
         w->stream = s;
-        error = watch_begin(w, c.path, inotify);
+        error = watch_begin(w, c.path, inotify, c.flags & WATCH_FLAG_FOLDER);
     }
     user_leave();
     if (chdir("/") < 0)

@@ -92,7 +92,7 @@ class Stream:
             answer = Answer()
             pairs = decode(data[at + 4 : at + 4 + length])
             answer.update(pairs)
-            for tag in (Tag.ARGV, Tag.ENTRY):
+            for tag in (Tag.ARGV, Tag.ENTRY, Tag.ATTRIBUTE):
                 if tag in answer:
                     answer[tag] = [v for t, v in pairs if t is tag]
             found.append(answer)

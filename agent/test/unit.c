@@ -219,6 +219,7 @@ static void test_users(void)
     static const char group[] = "root:x:0:\nusers:x:100:web,other\nadm:x:4:other,web\nnot:x:5:webby\nshort:x\nweb:x:34:web";
     struct user u = {0};
     gid_t gid;
+    char name[64];
 
     CHECK(passwd_find(passwd, sizeof passwd - 1, "web", 0, &u) && u.uid == 33 && u.gid == 34 && !strcmp(u.home, "/var/www"));
     group_members(group, sizeof group - 1, &u);
@@ -227,6 +228,9 @@ static void test_users(void)
     CHECK(passwd_find(passwd, sizeof passwd - 1, "last", 0, &u) && !u.shell[0]);
     CHECK(!passwd_find(passwd, sizeof passwd - 1, "bad", 0, &u) && !passwd_find(passwd, sizeof passwd - 1, "big", 0, &u));
     CHECK(!passwd_find(NULL, 0, "web", 0, &u) && !passwd_find(passwd, 0, "web", 0, &u));
+    CHECK(group_find_id(group, sizeof group - 1, 4, name, sizeof name) && !strcmp(name, "adm"));
+    CHECK(!group_find_id(group, sizeof group - 1, 4711, name, sizeof name) && !group_find_id(group, sizeof group - 1, 4, name, 3));
+    CHECK(!group_find_id(NULL, 0, 0, name, sizeof name));
     CHECK(group_find(group, sizeof group - 1, "adm", &gid) && gid == 4 && !group_find(group, sizeof group - 1, "short", &gid));
 }
 

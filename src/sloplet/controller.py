@@ -206,9 +206,9 @@ class Port:
 @dataclass(frozen=True)
 class Event:
     """Something that happened to a sandbox: started, command.started, command.exited, oom, died, expired, killed,
-    paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress, import.progress,
-    checkpoint.failed, sleep.failed, pool.failed, network.allowed, network.denied, network.failed, network.budget,
-    trust.failed, port.failed, cloud_init, and events.lost for a reader that was too slow."""
+    ttl (it was set anew), paused, resumed, recovered, snapshot, rolled_back, forked, exported, export.progress,
+    import.progress, checkpoint.failed, sleep.failed, pool.failed, network.allowed, network.denied, network.failed,
+    network.budget, trust.failed, port.failed, cloud_init, and events.lost for a reader that was too slow."""
 
     time: float
     sandbox: str
@@ -231,8 +231,11 @@ class NetworkController(Protocol):
     read.
     """
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        """Another policy, at once; open connections that it does not allow are cut. SpecError where the sandbox was not
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Another policy, at once; open connections that it does not allow are cut. ``values``: ``Network.values``, of
+        its headers and its proxy; those that are known, and still wanted, stay. SpecError where the sandbox was not
         made for it: without a network, or without inspection."""
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
@@ -253,7 +256,8 @@ class NetworkController(Protocol):
         """What it has, also of its template: where each may be sent, and what is seen of it inside. Never a value."""
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
-        """The values behind placeholders, by the secrets' names; None: forget it. They are kept in memory only."""
+        """The values behind placeholders, by the secrets' names, and ``Network.values``; None: forget it. They are kept
+        in memory only."""
 
     def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
         """What waits to be decided, and what comes. While somebody listens here, undecided connections wait for an
@@ -306,8 +310,14 @@ class Controller(NetworkController, Protocol):
 
     # -- live state (docs/live.md) --------------------------------------------------
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
-        """Write memory and disk, and end every process. Idempotent. UnsupportedOperation where the engine cannot."""
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        """From now on it has so many seconds to live; None: for ever. What ``spec.on_ttl`` says is done then; 0: at
+        once, and it is done when this returns (one that ended is told as "ended"). Also of one that sleeps: it goes
+        then, unless it is to sleep at its time's end; that one has no time to live then."""
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
+        """Write memory and disk, and end every process. Idempotent. ``memory`` False: the files only; nothing runs in
+        it when it wakes. UnsupportedOperation where the engine cannot."""
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
         """Go on: a paused sandbox where it was, a dead one from its last checkpoint (``recovered_from``)."""
@@ -316,10 +326,12 @@ class Controller(NetworkController, Protocol):
         """The caller's block has ended: a named sandbox is paused if nobody else uses it and its engine can."""
 
     async def snapshot(
-        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = "", memory: bool = True
     ) -> Snapshot:
         """Save its state; it runs on (a paused one stays paused). ``role``: "snapshot", "template" (needs a name),
-        "undo" (a point to go back to: before a cell of code, say; only the last ``spec.undo`` are kept)."""
+        "undo" (a point to go back to: before a cell of code, say; only the last ``spec.undo`` are kept). ``memory``
+        False: the files only, also where the engine could save more (UnsupportedOperation of one that sleeps with its
+        memory: wake it first)."""
 
     async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
         """Those of one sandbox or of all, oldest first. ``role`` None: every role."""
@@ -332,10 +344,16 @@ class Controller(NetworkController, Protocol):
         parent."""
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> _Infos:
         """``count`` running copies, of how it is now or of one of its snapshots, each with an identity of its own.
-        All or none."""
+        All or none. ``ttl``: what each has to live; None: as the settings of the original say, begun anew."""
 
     async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:
         """Go back to one of its own snapshots, in place: same id, same name. If that fails it runs on as it was."""

@@ -1,12 +1,14 @@
 """Disk snapshots: the files that differ from the image, as the agent tells them, kept and brought back.
 
-For engines that cannot save processes. Kept are the records of CHANGES with contents (docs/wire.md) as they came, in
-pieces that snapshots share (segments.py); nothing in them ever becomes a file of the host's.
+For engines that cannot save processes, and where nobody wants them saved. Kept are the records of CHANGES with
+contents (docs/wire.md) as they came, those of a listing made complete (changes/listed.py), in pieces that snapshots
+share (segments.py); nothing in them ever becomes a file of the host's.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .errors import SaveFailed, SlopletError
@@ -14,7 +16,8 @@ from .live import Live
 from .segments import Joined, Share, Writer
 from .wire.fields import Fields
 from .wire.mux import request
-from .wire.schema import ChangesFlag, Op, Tag
+from .wire.schema import ChangesFlag, ListingFlag, Op, Tag
+from .wire.streams import HostStream
 
 if TYPE_CHECKING:
     from .state.draft import Draft
@@ -40,9 +43,10 @@ async def pack(live: Live, draft: Draft, share: Share) -> None:
     writer = Writer(draft.fd, share)
     stream = live.mux.open(asked(Op.CHANGES, live, (Tag.FLAGS, int(ChangesFlag.CONTENTS))))
     try:
-        while (piece := await stream.recv()) is not None:
-            await asyncio.to_thread(writer.feed, piece.data)
-        await stream.result()
+        if (await stream.started()).integer(Tag.FLAGS, 0) & ListingFlag.COMPLETE:
+            await _copy(stream, writer.feed)
+        else:
+            await _complete(live, stream, writer)
         await asyncio.to_thread(writer.finish)
     except OSError as error:
         stream.reset()
@@ -54,6 +58,23 @@ async def pack(live: Live, draft: Draft, share: Share) -> None:
     except BaseException:
         stream.reset()
         raise
+
+
+async def _copy(stream: HostStream, feed: Callable[[bytes], None]) -> None:
+    while (piece := await stream.recv()) is not None:
+        await asyncio.to_thread(feed, piece.data)
+    await stream.result()
+
+
+async def _complete(live: Live, stream: HostStream, writer: Writer) -> None:
+    """The agent sees no layer, only what is there: what is gone of the image is found out here."""
+    from .changes.base import base_of, closing_base
+    from .changes.listed import Completed
+
+    with closing_base(await asyncio.to_thread(base_of, live.image)) as base:
+        completed = Completed(base)
+        await _copy(stream, lambda data: writer.feed(completed.feed(data)))
+        await asyncio.to_thread(lambda: writer.feed(completed.finish()))
 
 
 async def unpack(live: Live, opened: Opened) -> None:

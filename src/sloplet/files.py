@@ -6,12 +6,12 @@ inheritance, Python's own (``FileNotFoundError``, ``PermissionError``, ...).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
 from .controller import Stream
 from .errors import FileError, SpecError
-from .results import FileChange, FileInfo
+from .results import FileChange, FileInfo, LinkTarget
 from .wire.fields import Fields, RecordDecoder
 from .wire.mux import request
 from .wire.schema import (
@@ -21,6 +21,7 @@ from .wire.schema import (
     MoveFlag,
     Op,
     RemoveFlag,
+    SetxattrsFlag,
     StatFlag,
     Tag,
     WatchFlag,
@@ -33,6 +34,9 @@ _list = list  # the class has a method of that name
 MAX_READ = 256 * 2**20
 MAX_LISTED = 1_000_000
 _MAX_LISTED_TEXT = 64 * 2**20
+MAX_ATTRIBUTE_NAME = 255
+MAX_ATTRIBUTE = 61440
+_MAX_ATTRIBUTES = 1_000_000  # what one request holds
 _TYPES = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink", FileType.OTHER: "other"}
 
 
@@ -95,18 +99,25 @@ class AsyncFiles:
         append: bool = False,
         exclusive: bool = False,
         parents: bool = True,
+        in_place: bool = False,
+        owner: str | None = None,
         user: str | None = None,
     ) -> int:
         """Write a file and return its number of bytes. Without ``append`` it is replaced at once when all has
-        arrived: a reader sees the old file or the new one, and a broken upload leaves the old one."""
+        arrived: a reader sees the old file or the new one, and a broken upload leaves the old one. ``in_place``: the
+        file itself is emptied, made the user's and written, as a program would; a broken upload leaves a part.
+        ``owner``: whom it is given to, with the folders that were missing; a name, or ``uid[:gid]``."""
         fields = _path_request(Op.WRITE, path, user)
         flags = WriteFlag(0)
         flags |= WriteFlag.APPEND if append else 0
         flags |= WriteFlag.EXCLUSIVE if exclusive else 0
         flags |= WriteFlag.PARENTS if parents else 0
+        flags |= WriteFlag.IN_PLACE if in_place else 0
         fields.add(Tag.FLAGS, int(flags))
         if mode is not None:
             fields.add(Tag.MODE, _mode(mode))
+        if owner is not None:
+            fields.add(Tag.OWNER, owner)
         stream = await self._open(fields)
         try:
             if isinstance(content, (str, bytes, bytearray, memoryview)):
@@ -123,25 +134,54 @@ class AsyncFiles:
             stream.reset()
 
     async def list(
-        self, path: str = ".", *, recursive: bool = False, depth: int | None = None, user: str | None = None
+        self,
+        path: str = ".",
+        *,
+        recursive: bool = False,
+        depth: int | None = None,
+        owners: bool = False,
+        targets: bool = False,
+        attributes: str | None = None,
+        user: str | None = None,
     ) -> _list[FileInfo]:
-        """What a directory holds, sorted by name; with ``recursive`` everything below it."""
+        """What a directory holds, sorted by name; with ``recursive`` everything below it. ``owners``, ``targets`` and
+        ``attributes`` as of ``stat``."""
         fields = _path_request(Op.LIST, path, user)
-        fields.add(Tag.FLAGS, int(ListFlag.RECURSIVE) if recursive else 0)
+        flags = ListFlag.RECURSIVE if recursive else ListFlag(0)
+        flags |= ListFlag.NAMES if owners else 0
+        flags |= ListFlag.TARGET if targets else 0
+        fields.add(Tag.FLAGS, int(flags))
+        if attributes is not None:
+            fields.add(Tag.PREFIX, _prefix(attributes))
         if depth is not None:
             fields.add(Tag.DEPTH, _count("depth", depth))
         found: _list[FileInfo] = []
         size = 0
         async for record in records(await self._open(fields)):
             found.append(file_info(record))
-            size += len(found[-1].name) + len(found[-1].target or "")
+            size += _weight(found[-1])
             if len(found) > MAX_LISTED or size > _MAX_LISTED_TEXT:
                 raise FileError(f"{path} holds more than can be listed at once", hint="list its directories one by one")
         return sorted(found, key=lambda info: info.name)
 
-    async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
-        """What a path is."""
-        fields = _path_request(Op.STAT, path, user).add(Tag.FLAGS, 0 if follow else int(StatFlag.NOFOLLOW))
+    async def stat(
+        self,
+        path: str,
+        *,
+        follow: bool = True,
+        owners: bool = False,
+        targets: bool = False,
+        attributes: str | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        """What a path is. ``owners``: with names of its user and group; ``targets``: with what a link leads to (for
+        ``follow=False``); ``attributes``: with the extended ones whose names begin so (``"user."``), up to 16 KiB."""
+        flags = StatFlag(0) if follow else StatFlag.NOFOLLOW
+        flags |= StatFlag.NAMES if owners else 0
+        flags |= StatFlag.TARGET if targets else 0
+        fields = _path_request(Op.STAT, path, user).add(Tag.FLAGS, int(flags))
+        if attributes is not None:
+            fields.add(Tag.PREFIX, _prefix(attributes))
         return file_info(await self._result(fields), name=path.rstrip("/").rsplit("/", 1)[-1] or "/")
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
@@ -152,11 +192,22 @@ class AsyncFiles:
             return False
         return True
 
-    async def mkdir(self, path: str, *, parents: bool = True, mode: int | None = None, user: str | None = None) -> None:
-        """Make a directory; with ``parents`` also those above it, and it may be there already."""
+    async def mkdir(
+        self,
+        path: str,
+        *,
+        parents: bool = True,
+        mode: int | None = None,
+        owner: str | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Make a directory; with ``parents`` also those above it, and it may be there already. ``owner``: whom what is
+        made is given to."""
         fields = _path_request(Op.MKDIR, path, user).add(Tag.FLAGS, int(MkdirFlag.PARENTS) if parents else 0)
         if mode is not None:
             fields.add(Tag.MODE, _mode(mode))
+        if owner is not None:
+            fields.add(Tag.OWNER, owner)
         await self._result(fields)
 
     async def remove(
@@ -184,12 +235,43 @@ class AsyncFiles:
         """Make ``path`` a symbolic link that says ``target``."""
         await self._result(_path_request(Op.SYMLINK, path, user).add(Tag.PATH2, _checked(target)))
 
+    async def attributes(self, path: str, *, prefix: str = "user.", user: str | None = None) -> dict[str, bytes]:
+        """A file's extended attributes whose names begin with ``prefix``."""
+        fields = _path_request(Op.GETXATTRS, path, user).add(Tag.PREFIX, _prefix(prefix))
+        found: dict[str, bytes] = {}
+        async for record in records(await self._open(fields)):
+            found.update(_attributes(record))
+            if len(found) > MAX_LISTED:
+                raise FileError(f"{path} has more attributes than can be told")
+        return found
+
+    async def set_attributes(
+        self,
+        path: str,
+        attributes: Mapping[str, bytes | str | None],
+        *,
+        prefix: str = "user.",
+        replace: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Set extended attributes; None removes one. ``replace`` removes all others that begin with ``prefix``."""
+        fields = _path_request(Op.SETXATTRS, path, user).add(Tag.PREFIX, _prefix(prefix))
+        fields.add(Tag.FLAGS, int(SetxattrsFlag.REPLACE) if replace else 0)
+        for name, value in attributes.items():
+            fields.add(Tag.ATTRIBUTE, _attribute(name, value, prefix))
+        if len(fields.encode()) > _MAX_ATTRIBUTES:
+            raise SpecError("the attributes are too many to set at once", hint="at most 1 MB of names and values")
+        await self._result(fields)
+
     async def watch(
-        self, path: str = ".", *, recursive: bool = False, user: str | None = None
+        self, path: str = ".", *, recursive: bool = False, folder: bool = False, user: str | None = None
     ) -> AsyncIterator[FileChange]:
         """Changes below a path, as they happen, until you stop iterating. The first item is always
-        ``FileChange("ready", "")``: what happens after it is not missed."""
-        fields = _path_request(Op.WATCH, path, user).add(Tag.FLAGS, int(WatchFlag.RECURSIVE) if recursive else 0)
+        ``FileChange("ready", "")``: what happens after it is not missed. ``folder``: a path that is none is
+        NotADirectoryError; without it a single file can be watched, too."""
+        flags = WatchFlag.RECURSIVE if recursive else WatchFlag(0)
+        flags |= WatchFlag.FOLDER if folder else 0
+        fields = _path_request(Op.WATCH, path, user).add(Tag.FLAGS, int(flags))
         stream = await self._open(fields)
         try:
             await stream.started()
@@ -221,17 +303,44 @@ async def records(stream: Stream) -> AsyncIterator[Fields]:
 
 
 def file_info(fields: Fields, name: str | None = None) -> FileInfo:
-    number = fields.integer(Tag.TYPE)
     return FileInfo(
         name=fields.text(Tag.NAME) if name is None else name,
-        type=_TYPES[FileType(number)] if 0 <= number <= 3 else "other",
+        type=_type(fields.integer(Tag.TYPE)),
         size=fields.integer(Tag.SIZE),
         mode=fields.integer(Tag.MODE),
         uid=fields.integer(Tag.UID),
         gid=fields.integer(Tag.GID),
         modified=fields.integer(Tag.MTIME_NS) / 1e9,
         target=fields.text(Tag.LINK) if Tag.LINK in fields else None,
+        owner=fields.text(Tag.OWNER) if Tag.OWNER in fields else None,
+        group=fields.text(Tag.GROUP) if Tag.GROUP in fields else None,
+        leads_to=_link_target(fields) if Tag.TARGET_TYPE in fields else None,
+        attributes=_attributes(fields),
     )
+
+
+def _type(number: int) -> str:
+    return _TYPES[FileType(number)] if 0 <= number <= 3 else "other"
+
+
+def _link_target(fields: Fields) -> LinkTarget:
+    return LinkTarget(
+        type=_type(fields.integer(Tag.TARGET_TYPE)),
+        size=fields.integer(Tag.TARGET_SIZE),
+        mode=fields.integer(Tag.TARGET_MODE),
+        path=fields.text(Tag.TARGET) if Tag.TARGET in fields else None,
+    )
+
+
+def _attributes(fields: Fields) -> dict[str, bytes]:
+    parts = [raw.partition(b"\0") for raw in fields.all(Tag.ATTRIBUTE)]
+    return {name.decode("utf-8", "surrogateescape"): value for name, _, value in parts}
+
+
+def _weight(info: FileInfo) -> int:
+    """Roughly the bytes that are held for it."""
+    more = sum(len(name) + len(value) for name, value in info.attributes.items())
+    return len(info.name) + len(info.target or "") + len((info.leads_to and info.leads_to.path) or "") + more
 
 
 def file_change(record: Fields) -> FileChange:
@@ -268,3 +377,25 @@ def _mode(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0o7777:
         raise SpecError(f"mode={value!r} is not a file mode", hint="for example 0o644")
     return value
+
+
+def _prefix(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("user.") or "\0" in value:
+        raise SpecError(f"{str(value)[:80]!r} is no beginning of attributes' names", hint='for example "user."')
+    if len(value.encode("utf-8", "surrogateescape")) > MAX_ATTRIBUTE_NAME:
+        raise SpecError(f"the prefix {value[:40]!r}... is longer than {MAX_ATTRIBUTE_NAME} bytes")
+    return value
+
+
+def _attribute(name: object, value: object, prefix: str) -> bytes:
+    if _prefix(name) == "user." or not isinstance(name, str) or not name.startswith(prefix):
+        raise SpecError(f"the attribute {str(name)[:80]!r} does not begin with {prefix!r}")
+    raw = name.encode("utf-8", "surrogateescape")
+    if value is None:
+        return raw
+    data = value.encode() if isinstance(value, str) else value
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise SpecError(f"the attribute {name[:80]!r} is no bytes, nor text", hint="None removes it")
+    if len(data) > MAX_ATTRIBUTE:
+        raise SpecError(f"the attribute {name[:80]!r} has more than {MAX_ATTRIBUTE} bytes")
+    return raw + b"\0" + bytes(data)

@@ -16,7 +16,7 @@ from .wire.fields import Fields
 if TYPE_CHECKING:
     from .remote.place import Place
 
-_NOT_COMPARED = ("pool", "authority", "network", "no_network", "labels")
+_NOT_COMPARED = ("pool", "authority", "longest", "network", "no_network", "labels")
 _ANSWER_RE = re.compile(r"[^/@* ,]+:[0-9]+\Z")
 
 

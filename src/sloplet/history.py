@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from .controller import Controller, Diff, SandboxInfo, Snapshot
 from .errors import SpecError, UnsupportedOperation
 from .files import AsyncFiles
-from .spec import check_fork, check_name, check_snapshot_name
+from .spec import check_fork, check_name, check_snapshot_name, check_ttl, parse_duration
 
 if TYPE_CHECKING:
     from .changes.apply import Applied
@@ -38,11 +38,21 @@ class AsyncHistory:
     def _inherit(self, parent: Self) -> None:
         """It is a fork of that one."""
 
-    async def pause(self) -> SandboxInfo:
-        """Write memory and disk to SLOPLET_HOME and free everything else. It wakes when it is used, or by ``resume()``,
-        also days later and from another process. Needs an engine that can save processes (gvisor)."""
+    async def set_ttl(self, ttl: float | str | None) -> SandboxInfo:
+        """From now on it has that long to live (seconds, or "10m"); None: for ever; 0: not any more. Then it ends, or
+        sleeps where ``on_ttl`` says so. Does not wake one that sleeps; that one is gone then, if it was to end."""
+        seconds = check_ttl(ttl)
         controller, sandbox_id = await self._holder()
-        info = await controller.pause(sandbox_id)
+        info = await controller.set_ttl(sandbox_id, seconds)
+        self._learn(info)
+        return info
+
+    async def pause(self, *, memory: bool = True) -> SandboxInfo:
+        """Write memory and disk to SLOPLET_HOME and free everything else. It wakes when it is used, or by ``resume()``,
+        also days later and from another process. Needs an engine that can save processes (gvisor). ``memory=False``:
+        only the files are kept, which every engine can; when it wakes nothing runs in it."""
+        controller, sandbox_id = await self._holder()
+        info = await controller.pause(sandbox_id, memory=memory)
         self._learn(info)
         return info
 
@@ -53,19 +63,21 @@ class AsyncHistory:
         self._learn(info)
         return info
 
-    async def snapshot(self, name: str | None = None) -> Snapshot:
+    async def snapshot(self, name: str | None = None, *, memory: bool = True) -> Snapshot:
         """Save its state now, and run on. ``kind`` says what was saved: "live" (memory, processes, disk), or "disk"
-        where the engine can do no more. A snapshot goes with its sandbox; ``template()`` makes one that stays."""
+        where the engine can do no more, or ``memory`` is False. A snapshot goes with its sandbox; ``template()`` makes
+        one that stays."""
         if name is not None:
             check_snapshot_name(name)
         controller, sandbox_id = await self._holder()
-        return await controller.snapshot(sandbox_id, name)
+        return await controller.snapshot(sandbox_id, name, memory=memory)
 
-    async def template(self, name: str) -> Snapshot:
-        """Save its state as a template: ``Sandbox(template=name)`` starts from it, warm, also when this one is gone."""
+    async def template(self, name: str, *, memory: bool = True) -> Snapshot:
+        """Save its state as a template: ``Sandbox(template=name)`` starts from it, warm, also when this one is gone.
+        ``memory=False``: of its files only."""
         check_snapshot_name(name, "template")
         controller, sandbox_id = await self._holder()
-        return await controller.snapshot(sandbox_id, name, role="template")
+        return await controller.snapshot(sandbox_id, name, role="template", memory=memory)
 
     async def snapshots(self) -> _list[Snapshot]:
         """Its snapshots, oldest first; ``parent`` makes them a tree."""
@@ -94,18 +106,25 @@ class AsyncHistory:
         return await controller.undo(sandbox_id, steps)
 
     async def fork(
-        self, count: int = 1, *, names: Sequence[str] | None = None, snapshot: str | Snapshot | None = None
+        self,
+        count: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | Snapshot | None = None,
+        ttl: float | str | None = None,
     ) -> _list[Self]:
         """``count`` running copies, of how it is now or was at a snapshot, made in parallel. Each has its own id,
-        host name and random numbers before anything in it goes on. Copies with ``names`` outlive their objects."""
+        host name and random numbers before anything in it goes on. Copies with ``names`` outlive their objects.
+        ``ttl``: what each has to live; None: as this one's settings say, begun anew."""
         check_fork(count)
+        seconds = None if ttl is None else parse_duration(ttl, "ttl")
         if names is not None:
             names = [check_name(name) for name in names]
             if len(names) != count or len({name.casefold() for name in names}) != count:
                 raise SpecError(f"fork({count}) needs {count} different names, not {len(names)}")
         controller, sandbox_id = await self._holder()
         ref = None if snapshot is None else await _id(controller, sandbox_id, snapshot)
-        infos = await controller.fork(sandbox_id, count, names=names, snapshot=ref)
+        infos = await controller.fork(sandbox_id, count, names=names, snapshot=ref, ttl=seconds)
         children = [self._adopt(controller, info) for info in infos]
         for child in children:
             child._inherit(self)

@@ -272,11 +272,15 @@ class Holder:
         if self._live.get(live.info.id) is None:  # else it was to take the place of one that goes on
             self.networks.drop(live.info.id)
 
-    def set_expiry(self, live: Live, seconds: float) -> None:
-        """It ends by itself after so many seconds, by a clock that does not jump."""
-        loop = asyncio.get_running_loop()
-        live.expires = loop.time() + seconds
-        live.timer = loop.call_later(max(seconds, 0.0), self._expire, live.info.id)
+    def set_expiry(self, live: Live, seconds: float | None) -> None:
+        """Its time is up after so many seconds, by a clock that does not jump; None: never."""
+        if live.timer is not None:
+            live.timer.cancel()
+        live.expires = live.timer = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            live.expires = loop.time() + seconds
+            live.timer = loop.call_later(max(seconds, 0.0), self._expire, live.info.id)
 
     # -- watching --------------------------------------------------------------------
 
@@ -423,10 +427,16 @@ class Holder:
             self.bus.emit(sandbox_id, event, reason=reason, oom=oom)
 
     def _expire(self, sandbox_id: str) -> None:
-        live = self._live.get(sandbox_id)
-        if live is not None and not live.ending:
-            live.ending = True
-            self.background(self._end(live, "expired", reason="its time to live was over"))
+        live = self.held_live(sandbox_id)
+        if live is not None and live.info.spec.on_ttl != "end":
+            self.background(self.timeline.time_is_up(sandbox_id))
+        elif live is not None:
+            self.expire(live)
+
+    def expire(self, live: Live, why: str = "its time to live was over") -> None:
+        """End one whose time is up. Returns at once; ``live.gone`` tells when it is done."""
+        live.ending = True
+        self.background(self._end(live, "expired", reason=why))
 
     async def delete_saved(self, sandbox_id: str) -> None:
         """All that was saved of it. Whoever has some of it open (a fork) is waited for, and may need the state."""

@@ -208,7 +208,8 @@ class Pools:
 
 def _key(spec: SandboxSpec) -> SandboxSpec:
     """What must be the same for one to serve as another: all but its name, and what its holder does with it."""
-    return replace(spec, name=None, pool=0, ttl=None, idle=None, undo=0, checkpoint_every=None, ports=(), labels=())
+    spec = replace(spec, ttl=None, on_ttl="end", longest=None, idle=None, undo=0, checkpoint_every=None)
+    return replace(spec, name=None, pool=0, ports=(), labels=())
 
 
 def _identity(origin: Origin) -> tuple[object, ...]:

@@ -160,6 +160,8 @@ class AsyncProcess:
         self._result: Result | None = None
         self._collecting: asyncio.Task[Result] | None = None
         self.pid = started.integer(Tag.PID)
+        #: The kernel's number inside the sandbox; 0 where a snapshot's agent is older than that it tells.
+        self.os_pid = started.integer(Tag.OSPID, 0)
         #: Where in its stdout and stderr this object begins to read: above 0 for an ``attach`` to what is no more kept.
         self.offsets = (started.integer(Tag.OFFSET_OUT, 0), started.integer(Tag.OFFSET_ERR, 0))
 

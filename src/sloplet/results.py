@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -86,6 +87,16 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True)
+class LinkTarget:
+    """What a symbolic link leads to, over all links on the way."""
+
+    type: str  #: as of FileInfo, but never symlink
+    size: int
+    mode: int
+    path: str | None = None  #: absolute, without links; None if it has none
+
+
+@dataclass(frozen=True)
 class FileInfo:
     """A file in the sandbox. ``name`` is its path relative to what was listed, or its last part."""
 
@@ -96,7 +107,11 @@ class FileInfo:
     uid: int
     gid: int
     modified: float
-    target: str | None = None
+    target: str | None = None  #: a link's text
+    owner: str | None = None  #: with ``owners=True``: the user's name, or the number as text where it has none
+    group: str | None = None  #: the same of its group
+    leads_to: LinkTarget | None = None  #: of a link, with ``targets=True``; None if it leads nowhere
+    attributes: Mapping[str, bytes] = field(default_factory=dict, hash=False)  #: with ``attributes=``: which begin so
 
     @property
     def is_dir(self) -> bool:

@@ -46,6 +46,8 @@ _Infos = list[SandboxInfo]  # spelled here: inside Runtime, `list` is its method
 _Snapshots = list[Snapshot]
 _Ports = list[Port]
 _OVERDUE = 2.0  # a command still there that long after its time: is the agent itself?
+#: What its holder does with a sandbox: of one that was started ahead it is known when it is claimed.
+_ADOPTED = ("name", "ttl", "on_ttl", "longest", "idle", "undo", "checkpoint_every", "labels")
 _COMMAND_OPS = (Op.EXEC, Op.ATTACH)
 
 
@@ -197,7 +199,7 @@ class Runtime(Networked):
             await self.on_state(lambda: self.store.remove(sandbox_id))
             raise
         live.info = replace(info, state="running", workdir=live.info.workdir)
-        kept = {what: getattr(spec, what) for what in ("name", "ttl", "idle", "undo", "checkpoint_every", "labels")}
+        kept = {what: getattr(spec, what) for what in _ADOPTED}
         live.spec = replace(live.spec, **kept)
         live.used = asyncio.get_running_loop().time()
         await self.networks.adopted(live.info)
@@ -211,6 +213,8 @@ class Runtime(Networked):
         """It answers, and is on record as starting, or is being ``marked`` as running: from now on it is held."""
         sandbox_id, spec = live.info.id, live.info.spec
         self.install(live)
+        if spec.ttl is not None:
+            self.set_expiry(live, spec.ttl)
         marked = marked or self._mark(sandbox_id, live.info.workdir)
         if self.holder == "keeper":  # one that was acknowledged must be on record if the keeper dies
             try:
@@ -218,8 +222,6 @@ class Runtime(Networked):
             except BaseException:
                 await asyncio.shield(self.kill(sandbox_id))
                 raise
-        if spec.ttl is not None:
-            self.set_expiry(live, spec.ttl)
         self.bus.emit(sandbox_id, "started", engine=live.engine.name, name=spec.name)
 
     # -- finding and asking ----------------------------------------------------------
@@ -263,11 +265,14 @@ class Runtime(Networked):
 
     async def guarantees(self, sandbox_id: str) -> tuple[Guarantee, ...]:
         live = self._held(sandbox_id)
-        ttl = live.info.spec.ttl
         known = self.networks.guarantees(live)
-        if ttl is None:
+        if live.expires is None:
             return known
-        return (*known, Guarantee("ttl", True, f"timer of its holder ({self.holder})", f"{ttl:g} s"))
+        left, spec = live.expires - asyncio.get_running_loop().time(), live.info.spec
+        changed = live.info.expires_at != live.info.created_at + (spec.ttl or 0)
+        value = f"{max(left, 0):.0f} s from now on" if changed else f"{spec.ttl:g} s"
+        then = "" if spec.on_ttl == "end" else ", then it is paused"
+        return (*known, Guarantee("ttl", True, f"timer of its holder ({self.holder}){then}", value))
 
     async def image_config(self, sandbox_id: str) -> ImageConfig | None:
         return (self.held_live(sandbox_id) or await self.timeline.awake(sandbox_id)).image.config
@@ -280,8 +285,11 @@ class Runtime(Networked):
 
     # -- live state: see timeline ----------------------------------------------------
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
-        return await self.timeline.pause(sandbox_id)
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        return await self.timeline.set_ttl(sandbox_id, ttl)
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
+        return await self.timeline.pause(sandbox_id, memory=memory)
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
         return await self.timeline.resume(sandbox_id)
@@ -290,9 +298,9 @@ class Runtime(Networked):
         await self.timeline.release(sandbox_id)
 
     async def snapshot(
-        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = "", memory: bool = True
     ) -> Snapshot:
-        return await self.timeline.snapshot(sandbox_id, name, role=role, note=note)
+        return await self.timeline.snapshot(sandbox_id, name, role=role, note=note, memory=memory)
 
     async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
         return await self.on_state(lambda: self.store.list_snapshots(sandbox_id, role))
@@ -304,9 +312,15 @@ class Runtime(Networked):
         await self.off_loop(lambda: self.saved.delete(snapshot_id, force=force))
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> _Infos:
-        return await self.timeline.fork(sandbox_id, count, names=names, snapshot=snapshot)
+        return await self.timeline.fork(sandbox_id, count, names=names, snapshot=snapshot, ttl=ttl)
 
     async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:
         return await self.timeline.rollback(sandbox_id, snapshot_id)

@@ -23,7 +23,7 @@ from .files import AsyncFiles, records
 from .finding import create_or_find, holder_at, place_of
 from .history import AsyncHistory
 from .imaged import AsyncImaged
-from .netspec import UNSAID, Network, NetworkSpec, Secret
+from .netspec import UNSAID, Network, NetworkSpec, Secret, check_arguments
 from .network_api import Asker, AskFunction, AsyncNetwork, AsyncPorts, read_secrets
 from .process import (
     DEFAULT_MAX_OUTPUT,
@@ -86,6 +86,7 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         pids: int | None = None,
         open_files: int | None = None,
         ttl: float | str | None = None,
+        on_ttl: str = "end",
         network: str | Network | NetworkSpec | Mapping[str, Any] = UNSAID,
         secrets: Mapping[str, Secret] | None = None,
         ports: Mapping[int, int] | Sequence[int] = (),
@@ -115,22 +116,24 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
             asked = read_cloud_init(cloud_init)
             env = {**asked.env, **(env or {})}
         recipe = image if isinstance(image, Recipe) else None
+        if isinstance(network, Mapping):
+            network = check_arguments(network)
         self._spec = SandboxSpec.make(
             name, image=image if recipe is None else _TO_BE_BUILT, engine=engine, at_least=at_least, cpus=cpus,
-            memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, network=network,
+            memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, on_ttl=on_ttl, network=network,
             secrets=secrets, ports=ports, links=links, volumes=volumes, env=env, workdir=workdir, user=user, sudo=sudo,
             allow_weaker=allow_weaker, template=template, idle=idle,
             undo=undo, checkpoint_every=checkpoint_every, pool=pool, labels=labels,
             cloud_init=asked.spec if asked else None, hostname=asked.hostname if asked else None,
         )  # fmt: skip
         place = None if controller is not None else place_of(server, key, ca)
-        self._init(controller, secrets, network.ask if isinstance(network, Network) else None, recipe, place)
+        self._init(controller, secrets, network if isinstance(network, Network) else None, recipe, place)
 
     def _init(
         self,
         controller: Controller | None,
         secrets: Mapping[str, Secret] | None = None,
-        ask: AskFunction | None = None,
+        network: Network | None = None,
         recipe: Recipe | None = None,
         place: Place | None = None,
     ) -> None:
@@ -141,7 +144,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         self._closed = False
         self._recipe = recipe
         self._secrets = dict(secrets or {})
-        self._ask = ask
+        self._values = {} if network is None else dict(network.values)
+        self._ask: AskFunction | None = None if network is None else network.ask
         self._asker = Asker()
         self.files = AsyncFiles(self._open)
         self.network = AsyncNetwork(self._holder, self._asker)
@@ -228,7 +232,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
             if self._info is None:
                 if self._controller is None:
                     self._controller = await holder_at(self._place, named=self._spec.name is not None)
-                values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
+                # before anything is made that a missing one would leave
+                values = {**await read_secrets(self._secrets), **self._values}
                 if self._recipe is not None:
                     there = getattr(self._controller, "place", None)  # of a server's
                     built = await self._recipe.resolve_reference(
@@ -405,19 +410,23 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         lossy: bool = False,
         text: bool = True,
         max_output: int | str = DEFAULT_MAX_OUTPUT,
+        by_os_pid: bool = False,
     ) -> AsyncProcess:
         """Follow a process by its ``pid`` from ``processes()``: first what is kept of its output (``replay``), then
-        what comes. ``lossy`` never holds the process up. Works from another process too."""
-        fields = request(Op.ATTACH, (Tag.PID, pid), (Tag.FLAGS, int(ExecFlag.LOSSY) if lossy else 0))
+        what comes. ``lossy`` never holds the process up. Works from another process too. ``by_os_pid``: the number is
+        the kernel's inside the sandbox (``os_pid``)."""
+        number = Tag.OSPID if by_os_pid else Tag.PID
+        fields = request(Op.ATTACH, (number, pid), (Tag.FLAGS, int(ExecFlag.LOSSY) if lossy else 0))
         if not replay:
             fields.add(Tag.FROM_OUT, -1).add(Tag.FROM_ERR, -1)
         return await _started(await self._open(fields), text, parse_size(max_output, "max_output"))
 
-    async def signal(self, pid: int, signal: int | str = "TERM", *, tree: bool = True) -> None:
+    async def signal(self, pid: int, signal: int | str = "TERM", *, tree: bool = True, by_os_pid: bool = False) -> None:
         """Send a signal to a process by its ``pid`` from ``processes()`` and to everything it started."""
         flags = 0 if tree else int(SignalFlag.MAIN_ONLY)
+        number = Tag.OSPID if by_os_pid else Tag.PID
         stream = await self._open(
-            request(Op.SIGNAL, (Tag.PID, pid), (Tag.SIGNUM, signal_number(signal)), (Tag.FLAGS, flags))
+            request(Op.SIGNAL, (number, pid), (Tag.SIGNUM, signal_number(signal)), (Tag.FLAGS, flags))
         )
         await stream.result()
 

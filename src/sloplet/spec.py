@@ -33,6 +33,8 @@ from .volumespec import VolumeSpec, check_volumes, volumes_from
 
 #: The rungs of the isolation ladder, weakest first.
 RUNGS = ("process", "container", "gvisor", "microvm", "vm")
+#: What may happen when the time to live is over: it ends, or sleeps with its processes, or with its files only.
+ON_TTL = ("end", "pause", "pause-disk")
 
 NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 
@@ -143,6 +145,7 @@ class SandboxSpec:
     at_least: str | None = None
     limits: Limits = field(default_factory=Limits)
     ttl: float | None = None
+    on_ttl: str = "end"  #: one of ON_TTL
     network: NetworkSpec = field(default_factory=NetworkSpec)
     no_network: bool = False  #: none was asked for, of a template that may have one: nothing is reached
     env: tuple[tuple[str, str], ...] = ()
@@ -164,6 +167,7 @@ class SandboxSpec:
     volumes: tuple[VolumeSpec, ...] = ()
     cloud_init: CloudInitSpec | None = None  #: applied once, when it is made
     labels: Labels = ()  #: to find it by; they decide nothing
+    longest: float | None = None  #: what it has to live if it wakes without a time: a key's limit, not to be asked for
     authority: str = ""  #: the id of its certificate authority; the runtime's, not to be asked for
 
     @staticmethod
@@ -179,6 +183,7 @@ class SandboxSpec:
         pids: object = None,
         open_files: object = None,
         ttl: object = None,
+        on_ttl: object = "end",
         network: object = UNSAID,
         env: Mapping[str, str] | None = None,
         workdir: object = None,
@@ -212,6 +217,7 @@ class SandboxSpec:
             at_least=at_least if at_least is None else str(at_least),
             limits=Limits.make(cpus, memory, disk, pids, open_files),
             ttl=None if ttl is None else parse_duration(ttl, "ttl"),
+            on_ttl=_on_ttl(on_ttl),
             env=check_env(env or {}),
             workdir=None if workdir is None else _absolute("workdir", workdir),
             user=None if user is None else _text("user", user, 256),
@@ -250,6 +256,11 @@ class SandboxSpec:
     def run_workdir(self) -> str:
         """Where its commands begin, where the image has no say."""
         return self.workdir or DEFAULT_WORKDIR
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is meant to be there when whoever made it has gone: it has a name, or sleeps at its time's end."""
+        return self.name is not None or self.on_ttl != "end"
 
     def recorded(self) -> SandboxSpec:
         """What is kept of it: all but what is used once."""
@@ -300,6 +311,21 @@ def check_network_needs(spec: SandboxSpec) -> SandboxSpec:
         raise SpecError(f"{min(both)} is both a secret and a variable of env", hint="leave it out of env")
     check_openable(spec.network, spec.secrets, (link.name for link in spec.links))
     return spec
+
+
+def check_ttl(ttl: object) -> float | None:
+    """A time to live that is set anew: None for ever, 0 no longer. Seconds, or as people write them."""
+    if ttl is None:
+        return None
+    if not isinstance(ttl, bool) and ttl in (0, "0", "0s"):
+        return 0.0
+    return parse_duration(ttl, "ttl")
+
+
+def _on_ttl(value: object) -> str:
+    if not isinstance(value, str) or value not in ON_TTL:
+        raise SpecError(f"on_ttl={str(value)[:80]!r} is not what can happen then", hint=f"one of {', '.join(ON_TTL)}")
+    return value
 
 
 def _bounded(what: str, value: object, most: int) -> int:

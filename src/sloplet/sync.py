@@ -95,6 +95,7 @@ class Process:
     def __init__(self, inner: AsyncProcess) -> None:
         self._inner = inner
         self.pid = inner.pid
+        self.os_pid = inner.os_pid
         self.offsets = inner.offsets
 
     send = _call(AsyncProcess.send)
@@ -127,6 +128,8 @@ class Files:
     chown = _call(AsyncFiles.chown)
     symlink = _call(AsyncFiles.symlink)
     watch = _iterate(AsyncFiles.watch)
+    attributes = _call(AsyncFiles.attributes)
+    set_attributes = _call(AsyncFiles.set_attributes)
 
 
 class History:
@@ -134,6 +137,7 @@ class History:
 
     _inner: AsyncSandbox
 
+    set_ttl = _call(AsyncHistory.set_ttl)
     pause = _call(AsyncHistory.pause)
     resume = _call(AsyncHistory.resume)
     snapshot = _call(AsyncHistory.snapshot)

@@ -96,13 +96,19 @@ class Records:
     async def list(self) -> list[SandboxInfo]:
         return [*self.boxes.values()]
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        self.asked.append(("set_ttl", sandbox_id, ttl))
+        if ttl == 0:
+            return replace(self.boxes.pop(sandbox_id), state="ended")
+        return self.put(self.boxes[sandbox_id], expires_at=None if ttl is None else time.time() + ttl)
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
         box = self.boxes[sandbox_id]
-        if box.engine != "gvisor":
+        if box.engine != "gvisor" and memory:
             raise UnsupportedOperation(
                 f"the {box.engine} engine cannot save processes", hint="create it with --engine gvisor"
             )
-        state = self.add(box.name or "", None, role="pause")
+        state = self.add(box.name or "", None, role="pause", kind="live" if memory else "disk")
         return self.put(box, state="paused", saved=state.id, saved_at=time.time())
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
@@ -111,10 +117,10 @@ class Records:
         return self.put(box, state="running", saved=None, saved_at=None, recovered_from=recovered)
 
     async def snapshot(
-        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = "", memory: bool = True
     ) -> Snapshot:
         box = self.boxes[sandbox_id]
-        kind = "live" if box.engine == "gvisor" else "disk"
+        kind = "live" if box.engine == "gvisor" and memory else "disk"
         made = self.add(box.name or "", name, box.head, role=role, note=note, kind=kind)
         self.put(box, head=made.id)
         return made
@@ -136,9 +142,15 @@ class Records:
         self.saved = [item for item in self.saved if item.id != snapshot_id]
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> Any:
-        self.asked.append(("fork", sandbox_id, count, list(names or ()), snapshot))
+        self.asked.append(("fork", sandbox_id, count, list(names or ()), snapshot, *([] if ttl is None else [ttl])))
         children = [info(name) for name in names or ()]
         self.boxes.update({child.id: child for child in children})
         return children
@@ -170,8 +182,11 @@ class Records:
     async def network(self, sandbox_id: str) -> NetworkSpec:
         return self.policies.get(sandbox_id, self.boxes[sandbox_id].spec.network)
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
         self.policies[sandbox_id] = network
+        self.values.update(values or {})
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         self.policies[sandbox_id] = change.applied(await self.network(sandbox_id))

@@ -28,7 +28,7 @@ from sloplet.runtime import Runtime
 from sloplet.state.home import Home
 from sloplet.wire.fields import Fields
 from sloplet.wire.mux import AgentStream
-from sloplet.wire.schema import Op, Tag
+from sloplet.wire.schema import FreezeFlag, Op, Tag
 
 T = TypeVar("T")
 
@@ -45,7 +45,9 @@ class LiveAgent(FakeAgent):
 
     def accept(self, stream: AgentStream) -> None:
         op = stream.request.integer(Tag.OP, 0)
-        if op == Op.FREEZE:
+        if op == Op.FREEZE and stream.request.integer(Tag.FLAGS, 0) & FreezeFlag.SERVE:
+            stream.close(Fields((Tag.COUNT, 0), (Tag.PIDS, 0)))  # its files are about to be told
+        elif op == Op.FREEZE:
             self.frozen = True
             stream.close(Fields((Tag.COUNT, 0), (Tag.PIDS, 0)))
         elif op == Op.THAW:

@@ -113,7 +113,7 @@ def test_completion_offers_verbs_and_names(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_ctrl_c_says_what_is_there(records: Records, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(sandbox_id: str) -> None:
+    async def never(sandbox_id: str, **_: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         await asyncio.Event().wait()
 

@@ -48,8 +48,10 @@ class NetworkToy(ToyRuntime):
             return INFO
         raise SandboxNotFound(f"there is no sandbox {ref!r}")
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        self.asked.append((sandbox_id, network))
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.asked.append((sandbox_id, network, *([dict(values)] if values else [])))
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         self.asked.append((sandbox_id, change))

@@ -215,7 +215,7 @@ _PREFIXES = {
     "WATCH_FLAG_": schema.WatchFlag, "WATCH_MASK_": schema.WatchMask, "CTRL_": schema.CtrlKind,
     "FILE_TYPE_": schema.FileType, "CHANGES_FLAG_": schema.ChangesFlag, "LISTING_FLAG_": schema.ListingFlag,
     "CHANGE_FLAG_": schema.ChangeFlag, "FREEZE_FLAG_": schema.FreezeFlag, "FEATURE_": schema.Feature,
-    "RESOLVE_FLAG_": schema.ResolveFlag,
+    "RESOLVE_FLAG_": schema.ResolveFlag, "SETXATTRS_FLAG_": schema.SetxattrsFlag,
 }  # fmt: skip
 
 

@@ -1498,6 +1498,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sandboxes/{box}/ttl": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set Ttl
+         * @description From now on it has that long to live; then it ends, or sleeps where `on_ttl` says so. Of one that sleeps, too. A
+         *     key that has a `max_ttl` gives no more than that. With 0 it is done when this is answered: `state` tells.
+         */
+        put: operations["set_ttl_v1_sandboxes__box__ttl_put"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sandboxes/{box}/undo": {
         parameters: {
             query?: never;
@@ -2331,6 +2352,11 @@ export interface components {
              * @description Copies of how it was then, not of how it is
              */
             snapshot?: string | null;
+            /**
+             * Ttl
+             * @description What each has to live; none: as its settings say
+             */
+            ttl?: number | string | null;
         };
         /**
          * Guarantee
@@ -2748,6 +2774,12 @@ export interface components {
             /** Budget */
             budget?: number | string | null;
             /**
+             * By Address
+             * @description A name that no rule decides about is judged by the addresses that it leads to.
+             * @default false
+             */
+            by_address?: boolean;
+            /**
              * Connections
              * @default 512
              */
@@ -2758,10 +2790,21 @@ export interface components {
              */
             deny?: string[];
             /**
+             * Headers
+             * @description By host: what requests to it are given. Values are kept in memory only, and never shown; null where one is known already, or comes later.
+             * @default {}
+             */
+            headers?: {
+                [key: string]: {
+                    [key: string]: string | null;
+                } | string[];
+            };
+            /**
              * Inspect
+             * @description on-demand: TLS is not opened, but can be where something comes to need it.
              * @default false
              */
-            inspect?: boolean;
+            inspect?: boolean | "on-demand";
             /**
              * Learn
              * @default false
@@ -2780,6 +2823,12 @@ export interface components {
              * @default []
              */
             passthrough?: string[];
+            /**
+             * Proxy
+             * @description socks5://[user[:password]@]host:port; empty: none
+             * @default
+             */
+            proxy?: string;
         };
         /**
          * NetworkChanged
@@ -2820,12 +2869,24 @@ export interface components {
             bandwidth: number | null;
             /** Budget */
             budget: number | null;
+            /** By Address */
+            by_address: boolean;
             /** Connections */
             connections: number;
             /** Deny */
             deny: string[];
-            /** Inspect */
-            inspect: boolean;
+            /**
+             * Headers
+             * @description Names only, by host
+             */
+            headers: {
+                [key: string]: string[];
+            };
+            /**
+             * Inspect
+             * @description true, false or on-demand
+             */
+            inspect: boolean | string;
             /**
              * Mode
              * @description none, rules or learn
@@ -2835,6 +2896,11 @@ export interface components {
             on_budget: string;
             /** Passthrough */
             passthrough: string[];
+            /**
+             * Proxy
+             * @description Without its password; empty: none
+             */
+            proxy: string;
         };
         /** NewKey */
         NewKey: {
@@ -2872,6 +2938,15 @@ export interface components {
             items: components["schemas"]["SandboxInfo"][];
             /** Next */
             next?: string | null;
+        };
+        /** PauseAsked */
+        PauseAsked: {
+            /**
+             * Memory
+             * @description false: only its files are kept, and nothing runs when it wakes
+             * @default true
+             */
+            memory?: boolean;
         };
         /**
          * Pool
@@ -3176,6 +3251,12 @@ export interface components {
             name?: string | null;
             /** Network */
             network?: "none" | components["schemas"]["NetworkAsked"] | null;
+            /**
+             * On Ttl
+             * @default end
+             * @enum {string}
+             */
+            on_ttl?: "end" | "pause" | "pause-disk";
             /** Open Files */
             open_files?: number | null;
             /** Pids */
@@ -3315,7 +3396,7 @@ export interface components {
         SecretValues: {
             /**
              * Values
-             * @description By the secrets' names; null: forget it
+             * @description By the secrets' names, or header@host of the network's headers, or @proxy; null: forget it
              */
             values: {
                 [key: string]: string | null;
@@ -3402,6 +3483,12 @@ export interface components {
         };
         /** SnapshotCreate */
         SnapshotCreate: {
+            /**
+             * Memory
+             * @description false: its files only, also where more can be saved
+             * @default true
+             */
+            memory?: boolean;
             /** Name */
             name?: string | null;
             /**
@@ -3504,11 +3591,15 @@ export interface components {
                 string,
                 number
             ][];
+            /** Longest */
+            longest?: number | null;
             /** Name */
             name: string | null;
             network: components["schemas"]["NetworkDocument"];
             /** No Network */
             no_network: boolean;
+            /** On Ttl */
+            on_ttl: string;
             /** Pool */
             pool: number;
             /** Ports */
@@ -3600,6 +3691,12 @@ export interface components {
         };
         /** TemplateCreate */
         TemplateCreate: {
+            /**
+             * Memory
+             * @description false: its files only, also where more can be saved
+             * @default true
+             */
+            memory?: boolean;
             /** Name */
             name: string;
             /**
@@ -3631,6 +3728,14 @@ export interface components {
              * @default 24
              */
             rows?: number;
+        };
+        /** TtlAsked */
+        TtlAsked: {
+            /**
+             * Ttl
+             * @description Seconds, or "10m"; 0: not any longer; null: for ever
+             */
+            ttl: number | string | null;
         };
         /** UndoAsked */
         UndoAsked: {
@@ -12749,7 +12854,11 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["PauseAsked"] | null;
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -15003,6 +15112,140 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HostStats"];
+                };
+            };
+            /** @description The request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description No key, or one that is unknown, expired or revoked. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description This key may not do that, or the operator does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, in the key's tenant. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state for that, or a name is taken. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is larger than it may be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is of another kind than is understood here. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description What was asked for cannot be; nothing was made. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A quota or a rate is used up. `Retry-After` says when to ask again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A registry or another service that was needed did not answer well. */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too busy, or the tenant's keeper cannot be reached. `Retry-After` says when to ask again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A disk is full. */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    set_ttl_v1_sandboxes__box__ttl_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                box: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TtlAsked"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
                 };
             };
             /** @description The request makes no sense. */

@@ -230,6 +230,7 @@ def checked_spec(raw: Mapping[str, Any]) -> SandboxSpec:
         raise ValueError("an impossible authority")
     made = SandboxSpec.make(
         asked.name, image=asked.image, engine=asked.engine, at_least=asked.at_least, **values, ttl=asked.ttl,
+        on_ttl=asked.on_ttl,
         network=asked.network, env=dict(asked.env), workdir=asked.workdir, user=asked.user, sudo=asked.sudo,
         allow_weaker=asked.allow_weaker, idle=asked.idle, undo=asked.undo, checkpoint_every=asked.checkpoint_every,
         pool=asked.pool, secrets=asked.secrets, ports=asked.ports, links=asked.links,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..controller import SandboxInfo
 from ..engines import registry
-from ..engines.base import Engine, ResolvedImage
+from ..engines.base import Engine, ResolvedImage, format_of
 from ..errors import (
     SandboxExists,
     SandboxNotFound,
@@ -109,7 +109,7 @@ def _engine(manifest: Manifest, spec: SandboxSpec) -> Engine:
         raise SnapshotDamaged("the archive is damaged: it names two engines")
     if manifest.kind == "live" and not engine.probe().capabilities.live_snapshots:
         raise SnapshotIncompatible(f"the archive holds processes, and engine {engine.name!r} cannot go on with them")
-    if reason := engine.state_format().refuses(manifest.format):
+    if reason := format_of(engine, manifest.kind).refuses(manifest.format):
         raise SnapshotIncompatible(
             f"the archive cannot be used here: {reason}",
             hint=f"it needs engine {manifest.format.engine!r}, {manifest.format.version}",

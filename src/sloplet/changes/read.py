@@ -60,7 +60,7 @@ class Collector:
     def add(self, record: Fields) -> str:
         """Note a record, return its path. Of two for one path the last counts: a folder that is written to while it
         is read may tell a name twice."""
-        path = self._prefix + _path(record.raw(Tag.NAME))
+        path = self._prefix + entry_path(record.raw(Tag.NAME))
         if path != "/":
             path = path.rstrip("/")
         if Tag.TYPE in record or path not in self.listing.names:
@@ -68,7 +68,7 @@ class Collector:
         for raw in record.all(Tag.ENTRY):
             if path not in self.listing.names:
                 raise ProtocolError("the sandbox lists what is in no folder")
-            name = _name(raw)
+            name = entry_name(raw)
             self._count_one(len(name))
             self.listing.names[path].add(name)
         return path
@@ -106,7 +106,7 @@ async def read_listing(stream: Stream, prefix: str = "/") -> Listing:
         stream.reset()
 
 
-def _path(raw: bytes) -> str:
+def entry_path(raw: bytes) -> str:
     """An absolute path out of a NAME: relative to the root, without ``.``, ``..`` and empty parts."""
     if raw == b".":
         return "/"
@@ -115,10 +115,10 @@ def _path(raw: bytes) -> str:
     return "/" + raw.decode("utf-8", "surrogateescape")
 
 
-def _name(raw: bytes) -> str:
+def entry_name(raw: bytes) -> str:
     if b"/" in raw:
         raise ProtocolError(f"the sandbox names a file {raw[:200]!r}, which is not a name")
-    return _path(raw)[1:]
+    return entry_path(raw)[1:]
 
 
 def _entry(record: Fields, prefix: str) -> Entry:
@@ -135,7 +135,7 @@ def _entry(record: Fields, prefix: str) -> Entry:
     target = record.raw(Tag.LINK, b"")
     link = None
     if flags & ChangeFlag.HARD_LINK and kind == "file":
-        link = prefix + _path(record.raw(Tag.PATH2))
+        link = prefix + entry_path(record.raw(Tag.PATH2))
     return Entry(
         type=kind,
         mode=record.integer(Tag.MODE, 0) & 0o7777,

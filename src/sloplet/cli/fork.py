@@ -34,18 +34,20 @@ if TYPE_CHECKING:
     help="Copies of that snapshot. [default: of how it is now]",
 )
 @click.option("--name", "prefix", metavar="PREFIX", help="Call them PREFIX-1, PREFIX-2, ... [default: NAME]")
+@click.option("--ttl", metavar="TIME", help="What each has to live. [default: as NAME was made]")
 @json_option
-def fork(name: str, count: int, snapshot: str | None, prefix: str | None, as_json: bool) -> None:
+def fork(name: str, count: int, snapshot: str | None, prefix: str | None, ttl: str | None, as_json: bool) -> None:
     """Make running copies of a sandbox, each with its own identity, and print their names.
 
     They stay until `sloplet rm`. All of them are made, or none. Names that are taken are skipped.
     """
-    from ..spec import check_fork, check_name
+    from ..spec import check_fork, check_name, parse_duration
 
     check_fork(count)
+    seconds = None if ttl is None else parse_duration(ttl, "ttl")
     if prefix is not None:
         check_name(prefix)
-    made = finish(_fork(name, count, snapshot, prefix), _look)
+    made = finish(_fork(name, count, snapshot, prefix, seconds), _look)
     if as_json:
         print_json([info.to_dict() for info in made])
         return
@@ -53,14 +55,17 @@ def fork(name: str, count: int, snapshot: str | None, prefix: str | None, as_jso
         click.echo(info.name or info.id)
 
 
-async def _fork(name: str, count: int, snapshot: str | None, prefix: str | None) -> list[SandboxInfo]:
+async def _fork(
+    name: str, count: int, snapshot: str | None, prefix: str | None, ttl: float | None
+) -> list[SandboxInfo]:
     from ..sandbox import AsyncSandbox
 
     box = await AsyncSandbox.connect(name)
     taken = [info.name for info in await AsyncSandbox.list() if info.name is not None]
     names = child_names(prefix or box.name or name, count, taken)
     copies = "a copy" if count == 1 else f"{count} copies"
-    children = await working(f"making {copies} of {name}", box.fork(count, names=names, snapshot=snapshot))
+    making = box.fork(count, names=names, snapshot=snapshot, ttl=ttl)
+    children = await working(f"making {copies} of {name}", making)
     return [await child.info() for child in children]
 
 

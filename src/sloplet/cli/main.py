@@ -30,6 +30,7 @@ VERBS = {
     "rm": ("rm", "End sandboxes and remove all they had."),
     "pause": ("pausing", "Write sandboxes to disk and free all they use."),
     "resume": ("pausing", "Let paused sandboxes go on where they were."),
+    "ttl": ("ttl", "How long a sandbox has to live from now on."),
     "snapshot": ("snapshot", "Save the state of a sandbox, which runs on."),
     "snapshots": ("snapshots", "The tree of snapshots; inspect and delete them."),
     "fork": ("fork", "Running copies of a sandbox."),

@@ -131,9 +131,13 @@ template_option = click.option(
     help="Start from this saved state; see `sloplet template`.",
 )
 
+disk_option = click.option("--disk", "files_only", is_flag=True, help="Only the files; what runs in it is not saved.")
+
 #: Of sandboxes that the keeper holds.
 life_options = stacked(
     click.option("--ttl", metavar="TIME", help="End it after that long, for example 90s, 5m or 8h."),
+    click.option("--on-ttl", "on_ttl", metavar="HOW",
+                 help="Then: end (the default), pause it, or pause-disk (its files only)."),
     click.option("--idle", metavar="TIME", help="Pause it when it has done nothing for that long; use wakes it."),
     click.option("--undo", metavar="N", help="Keep a checkpoint from before each of the last N commands."),
     click.option("--checkpoint-every", "checkpoint_every", metavar="TIME",
@@ -142,7 +146,8 @@ life_options = stacked(
 )  # fmt: skip
 
 SPEC_KEYS = ("image", "engine", "at_least", "cpus", "memory", "disk", "pids", "open_files", "workdir", "user", "sudo",
-             "cloud_init", "allow_weaker", "template", "pool", "ttl", "idle", "undo", "checkpoint_every")  # fmt: skip
+             "cloud_init", "allow_weaker", "template", "pool", "ttl", "on_ttl", "idle", "undo",
+             "checkpoint_every")  # fmt: skip
 _WHOLE = ("pids", "open_files", "pool", "undo")
 
 

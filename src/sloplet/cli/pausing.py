@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SlopletError
-from .options import Verb, json_option, name_argument
+from .options import Verb, disk_option, json_option, name_argument
 from .output import EXIT_OURS, age, print_json, report_error, size
 from .working import finish, working
 
@@ -28,12 +28,16 @@ class _Done:
     before: str = ""
 
 
-@click.command("pause", cls=Verb, examples="sloplet pause dev\nsloplet pause dev ci\nsloplet pause dev --json")
+@click.command("pause", cls=Verb, examples="sloplet pause dev\nsloplet pause dev ci\nsloplet pause dev --disk")
 @name_argument(multiple=True)
+@disk_option
 @json_option
-def pause(names: tuple[str, ...], as_json: bool) -> int:
-    """Write memory and disk of sandboxes and free all they use. They wake when they are used, also days later."""
-    return _each(names, "pause", as_json)
+def pause(names: tuple[str, ...], files_only: bool, as_json: bool) -> int:
+    """Write memory and disk of sandboxes and free all they use. They wake when they are used, also days later.
+
+    With --disk their processes end: what wakes has the files, and nothing runs in it.
+    """
+    return _each(names, "pause", as_json, memory=not files_only)
 
 
 @click.command("resume", cls=Verb, examples="sloplet resume dev\nsloplet resume dev ci\nsloplet resume dev --json")
@@ -44,11 +48,11 @@ def resume(names: tuple[str, ...], as_json: bool) -> int:
     return _each(names, "resume", as_json)
 
 
-def _each(names: tuple[str, ...], method: str, as_json: bool) -> int:
+def _each(names: tuple[str, ...], method: str, as_json: bool, *, memory: bool = True) -> int:
     from .saved import look_at
 
     names = tuple(dict.fromkeys(names))
-    done = finish(_all(names, method), lambda: look_at(*names))
+    done = finish(_all(names, method, memory), lambda: look_at(*names))
     failed = [item.error for item in done if item.error is not None]
     if as_json:
         found = [item.info.to_dict() for item in done if item.info is not None]
@@ -61,12 +65,12 @@ def _each(names: tuple[str, ...], method: str, as_json: bool) -> int:
     return EXIT_OURS if failed else 0
 
 
-async def _all(names: tuple[str, ...], method: str) -> list[_Done]:
+async def _all(names: tuple[str, ...], method: str, memory: bool) -> list[_Done]:
     what = ("saving " if method == "pause" else "waking ") + ", ".join(names)
-    return await working(what, asyncio.gather(*(_one(name, method) for name in names)))
+    return await working(what, asyncio.gather(*(_one(name, method, memory) for name in names)))
 
 
-async def _one(name: str, method: str) -> _Done:
+async def _one(name: str, method: str, memory: bool) -> _Done:
     from .holding import holder
     from .saved import saved_size
 
@@ -74,7 +78,10 @@ async def _one(name: str, method: str) -> _Done:
     try:
         controller = await holder()
         before = await controller.find(name)
-        info = await (controller.pause if method == "pause" else controller.resume)(before.id)
+        if method == "pause":
+            info = await controller.pause(before.id, memory=memory)
+        else:
+            info = await controller.resume(before.id)
         seconds = time.monotonic() - began
         count = await saved_size(controller, info) if method == "pause" else None
         return _Done(name, info, seconds, count, before=before.state)

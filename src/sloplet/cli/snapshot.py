@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import Verb, json_option, name_argument
+from .options import Verb, disk_option, json_option, name_argument
 from .output import print_json, size
 from .working import finish, working
 
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 )
 @name_argument()
 @click.argument("snapshot_name", metavar="[SNAPSHOT]", required=False)
+@disk_option
 @click.option("-q", "--quiet", is_flag=True, help="Only its id.")
 @json_option
-def snapshot(name: str, snapshot_name: str | None, quiet: bool, as_json: bool) -> None:
+def snapshot(name: str, snapshot_name: str | None, files_only: bool, quiet: bool, as_json: bool) -> None:
     """Save the state of a sandbox: memory, processes and files. It runs on.
 
     An engine that cannot save processes saves the files only, and the output says so ("disk").
     """
     from .saved import look_at
 
-    made, seconds = finish(_snapshot(name, snapshot_name), lambda: look_at(name))
+    made, seconds = finish(_snapshot(name, snapshot_name, not files_only), lambda: look_at(name))
     if as_json:
         print_json({**made.to_dict(), "seconds": round(seconds, 3)})
     elif quiet:
@@ -44,7 +45,7 @@ def snapshot(name: str, snapshot_name: str | None, quiet: bool, as_json: bool) -
         click.echo(said(made, seconds))
 
 
-async def _snapshot(name: str, snapshot_name: str | None) -> tuple[Snapshot, float]:
+async def _snapshot(name: str, snapshot_name: str | None, memory: bool) -> tuple[Snapshot, float]:
     from ..sandbox import AsyncSandbox
     from ..spec import check_snapshot_name
 
@@ -52,7 +53,7 @@ async def _snapshot(name: str, snapshot_name: str | None) -> tuple[Snapshot, flo
         check_snapshot_name(snapshot_name)  # before a keeper is asked
     box = await AsyncSandbox.connect(name)
     began = time.monotonic()
-    made = await working(f"saving {name}", box.snapshot(snapshot_name))
+    made = await working(f"saving {name}", box.snapshot(snapshot_name, memory=memory))
     return made, time.monotonic() - began
 
 

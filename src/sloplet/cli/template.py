@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .groups import VerbGroup
-from .options import Verb, json_option, sandbox_names, template_names
+from .options import Verb, disk_option, json_option, sandbox_names, template_names
 from .output import age, print_json, print_table, size
 from .working import finish, working
 
@@ -37,27 +37,28 @@ def template() -> None:
 @template.command("create", cls=Verb, examples="sloplet template create warm dev\nsloplet run --template warm -- make")
 @click.argument("name", metavar="TEMPLATE")
 @click.argument("sandbox", metavar="SANDBOX", shell_complete=sandbox_names)
+@disk_option
 @json_option
-def create(name: str, sandbox: str, as_json: bool) -> None:
+def create(name: str, sandbox: str, files_only: bool, as_json: bool) -> None:
     """Make a template of a sandbox as it is now. The sandbox runs on; the template stays when it is gone."""
     from .saved import look_at
     from .snapshot import said
 
-    made, seconds = finish(_create(name, sandbox), lambda: look_at(sandbox))
+    made, seconds = finish(_create(name, sandbox, not files_only), lambda: look_at(sandbox))
     if as_json:
         print_json({**made.to_dict(), "seconds": round(seconds, 3)})
     else:
         click.echo(said(made, seconds))
 
 
-async def _create(name: str, sandbox: str) -> tuple[Snapshot, float]:
+async def _create(name: str, sandbox: str, memory: bool) -> tuple[Snapshot, float]:
     from ..sandbox import AsyncSandbox
     from ..spec import check_snapshot_name
 
     check_snapshot_name(name, "template")
     box = await AsyncSandbox.connect(sandbox)
     began = time.monotonic()
-    made = await working(f"saving {sandbox}", box.template(name))
+    made = await working(f"saving {sandbox}", box.template(name, memory=memory))
     return made, time.monotonic() - began
 
 

@@ -11,8 +11,8 @@ import binascii
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..controller import Stream
@@ -74,6 +74,7 @@ class Wishes:
     on_stdout: Output | None = None
     on_stderr: Output | None = None
     on_result: OnResult | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Collector:

@@ -7,18 +7,25 @@ folder need be writable. Its requests are lines of at most 4,096 bytes: one writ
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from ..errors import SpecError
+from ..spec import check_env
 
 MAX_REQUEST = 4096  # PIPE_BUF: requests of several clients never mix
 PROTOCOL = 1
 
-ALIASES = {"javascript": "node", "js": "node", "bash": "shell", "sh": "shell", "python3": "python", "py": "python"}
-LANGUAGES = ("python", "node", "shell")
+ALIASES = {
+    "javascript": "node", "js": "node", "ts": "typescript", "bash": "shell", "sh": "shell", "python3": "python",
+    "py": "python",
+}  # fmt: skip
+LANGUAGES = ("python", "node", "typescript", "shell")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _PYTHON = """\
 # Sloplet's Python kernel: the rest of it comes on stdin
@@ -43,7 +50,7 @@ _NODE = """\
     at += n;
   }
   const kernel = require('vm').runInThisContext(text.toString(), {filename: 'sloplet kernel'});
-  kernel(require, process.argv[2], (name) => import(name));
+  kernel(require, process.argv[2], (name) => import(name), process.argv[3]);
 }
 """
 #: Children must not read the kernel's requests, and Node cannot move descriptors.
@@ -75,17 +82,17 @@ def language_of(text: object) -> str:
         name = ALIASES.get(text.lower(), text.lower())
         if name in LANGUAGES:
             return name
-    raise SpecError(f"language={str(text)[:40]!r} is not one that cells run in", hint="python, node or shell")
+    raise SpecError(f"language={str(text)[:40]!r} is not one that cells run in", hint=f"{', '.join(LANGUAGES)}")
 
 
 def launch(language: str, key: str, python: str | None = None) -> Launch:
     """The kernel of a language. ``python``: another interpreter than the python3 of the sandbox's PATH."""
     if language == "python":
-        source = _source("words.py") + b"\0" + _source("kernel.py")
+        source = b"\0".join(map(_source, ("words.py", "charts.py", "kernel.py")))
         return Launch((python or "python3", "-c", _PYTHON, str(len(source)), key), source)
-    if language == "node":
+    if language in ("node", "typescript"):
         source = _source("kernel.js")
-        return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key), source)
+        return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key, language), source)
     source = _source("kernel.sh").replace(b"@KEY@", key.encode())
     return Launch(("/bin/sh", "-c", _START_SHELL), source, {"PS1": "", "PS2": "", "ENV": "", "HISTFILE": ""})
 
@@ -103,22 +110,43 @@ def check_code(language: str, code: object) -> bytes:
     return raw
 
 
-def request(language: str, key: str, cell: str, code: bytes) -> bytes | None:
+def check_variables(language: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the environment for one cell. SpecError for what cannot be set."""
+    checked = dict(check_env(env))
+    for name, value in checked.items():
+        if language == "shell" and not _VARIABLE.fullmatch(name):
+            raise SpecError(f"{name[:80]!r} is no name that a shell could set", hint="letters, digits and '_'")
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise SpecError(f"the environment variable {name[:80]!r} is not valid Unicode text") from None
+    return checked
+
+
+def request(language: str, key: str, cell: str, code: bytes, env: Mapping[str, str] | None = None) -> bytes | None:
     """What a kernel is sent for a cell; None if it is too long for one write: then its code goes by a file."""
     if len(code) > MAX_REQUEST:
         return None
     if language == "shell":
-        made = _shell(cell, b"eval " + _quoted(code))
+        made = _shell(cell, b"eval " + _quoted(by_file(language, code, env)))
     else:
-        made = _line({"key": key, "id": cell, "code": code.decode()})
+        made = _line({"key": key, "id": cell, "code": code.decode(), **({"env": dict(env)} if env else {})})
     return made if len(made) <= MAX_REQUEST else None
 
 
-def request_by_file(language: str, key: str, cell: str, path: str) -> bytes:
-    """The same, for code that lies in a file of the sandbox."""
+def by_file(language: str, code: bytes, env: Mapping[str, str] | None = None) -> bytes:
+    """What the file holds that a cell goes by."""
+    if language == "shell":
+        lent = b"".join(b" %b %b" % (name.encode(), _quoted(value.encode())) for name, value in (env or {}).items())
+        return b"sloplet_lend%b; " % lent + code if lent else code
+    return _line({"code": code.decode(), "env": dict(env)}) if env else code
+
+
+def request_by_file(language: str, key: str, cell: str, path: str, env: Mapping[str, str] | None = None) -> bytes:
+    """The same, for a cell that lies in a file of the sandbox."""
     if language == "shell":
         return _shell(cell, b". " + _quoted(path.encode()))
-    return _line({"key": key, "id": cell, "file": path})
+    return _line({"key": key, "id": cell, "file": path, **({"whole": True} if env else {})})
 
 
 def cancellation(language: str, key: str, cell: str) -> bytes | None:
@@ -135,7 +163,7 @@ def _quoted(text: bytes) -> bytes:
     return b"'" + text.replace(b"'", b"'\\''") + b"'"
 
 
-def _line(value: dict[str, str]) -> bytes:
+def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 

@@ -118,6 +118,10 @@ class StartRequest:
     held: tuple[int, ...] = ()  #: descriptors to keep open until every process of the sandbox is gone
 
 
+#: The version of states that are files only.
+FILES = "files 1"
+
+
 @dataclass(frozen=True)
 class StateFormat:
     """What a saved state depends on. One made by another is refused before it is tried."""
@@ -238,10 +242,15 @@ class Engine(Protocol):
         """Start the agent. Raises StartFailed with the launcher's own words; leaves nothing behind then."""
 
     def state_format(self) -> StateFormat:
-        """What a state that is saved here depends on: disk snapshots on little, live ones on much."""
+        """What a state that is saved here, with all that can be, depends on: see ``format_of``."""
 
     def reap(self, sandbox_id: str) -> None:
         """Remove whatever a crash left of that sandbox (processes, cgroups). Idempotent; the caller holds its lock."""
+
+
+def format_of(engine: Engine, kind: str) -> StateFormat:
+    """What a state of that kind depends on: files alone on nothing but who reads them."""
+    return StateFormat(engine.name, FILES) if kind == "disk" else engine.state_format()
 
 
 def wants_egress(spec: SandboxSpec) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from ..errors import UnsupportedOperation
 from ..spec import SandboxSpec
 from . import cgroups, jail, mounting
-from .base import Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
+from .base import FILES, Capabilities, Guarantee, Instance, Probe, StartRequest, StateFormat, wants_egress
 from .controls import Controls, decide, enforceable
 from .launcher import launch, try_plan
 from .machine import Machine
@@ -132,4 +132,4 @@ class ContainerEngine(JailRung):
         return await launch(plan, hello, guarantees, facts.cgroup, group, released, given=given)
 
     def state_format(self) -> StateFormat:
-        return StateFormat(self.name, "files 1")
+        return StateFormat(self.name, FILES)

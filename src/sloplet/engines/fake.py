@@ -28,6 +28,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..errors import ControlUnavailable, UnsupportedOperation
 from .base import (
+    FILES,
     Capabilities,
     Exit,
     Guarantee,
@@ -190,7 +191,7 @@ class FakeEngine:
         return _FakeInstance(agent, fd, hello, promised)
 
     def state_format(self) -> StateFormat:
-        return StateFormat(self.name, "files 1")
+        return StateFormat(self.name, FILES)
 
     def reap(self, sandbox_id: str) -> None:
         """Nothing outlives the process."""

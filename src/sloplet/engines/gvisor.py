@@ -52,7 +52,7 @@ class GvisorEngine(JailRung):
             users=True,
             echoes_controls=False,
             live_snapshots=True,
-            disk_snapshots=False,
+            disk_snapshots=True,
             egress=not self._no_egress,
             no_egress=self._no_egress,
             ports=True,

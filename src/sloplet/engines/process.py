@@ -15,7 +15,7 @@ from ..fs import remove_tree
 from ..images import host
 from ..spec import SandboxSpec
 from . import cgroups, confine
-from .base import Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
+from .base import FILES, Capabilities, Guarantee, Instance, Probe, ResolvedImage, StartRequest, StateFormat
 from .controls import Controls, decide, enforceable
 from .jail import JailRequest
 from .launcher import launch, try_plan
@@ -159,7 +159,7 @@ class ProcessEngine(Rung):
         return all(os.path.isdir(parent) and os.stat(parent).st_mode & stat.S_IXOTH for parent in parents)
 
     def state_format(self) -> StateFormat:
-        return StateFormat(self.name, "files 1")
+        return StateFormat(self.name, FILES)
 
     def reap(self, sandbox_id: str) -> None:
         super().reap(sandbox_id)

@@ -27,6 +27,7 @@ class HistoryMethods:
         self._server = server
         self._runtime: Runtime = server.runtime
         self.methods: dict[str, Method] = {
+            "set_ttl": self._set_ttl,
             "pause": self._pause,
             "resume": self._resume,
             "release": self._release,
@@ -43,8 +44,11 @@ class HistoryMethods:
             "load": self._load,
         }
 
+    async def _set_ttl(self, client: Client, params: dict[str, Any]) -> Any:
+        return (await self._runtime.set_ttl(params["sandbox"], params["ttl"])).to_dict()
+
     async def _pause(self, client: Client, params: dict[str, Any]) -> Any:
-        return (await self._runtime.pause(params["sandbox"])).to_dict()
+        return (await self._runtime.pause(params["sandbox"], memory=params["memory"])).to_dict()
 
     async def _resume(self, client: Client, params: dict[str, Any]) -> Any:
         info = await self._runtime.resume(params["sandbox"])
@@ -59,7 +63,9 @@ class HistoryMethods:
             await self._runtime.release(sandbox)
 
     async def _snapshot(self, client: Client, params: dict[str, Any]) -> Any:
-        made = await self._runtime.snapshot(params["sandbox"], params["name"], role=params["role"], note=params["note"])
+        made = await self._runtime.snapshot(
+            params["sandbox"], params["name"], role=params["role"], note=params["note"], memory=params["memory"]
+        )
         return made.to_dict()
 
     async def _snapshots(self, client: Client, params: dict[str, Any]) -> Any:
@@ -73,7 +79,11 @@ class HistoryMethods:
 
     async def _fork(self, client: Client, params: dict[str, Any]) -> Any:
         made = await self._runtime.fork(
-            params["sandbox"], params["count"], names=params["names"], snapshot=params["snapshot"]
+            params["sandbox"],
+            params["count"],
+            names=params["names"],
+            snapshot=params["snapshot"],
+            ttl=params["ttl"],
         )
         client.use(*(info.id for info in made))
         return [info.to_dict() for info in made]
@@ -110,9 +120,21 @@ class KeeperHistory:
         """Ask the keeper that runs or, where none does, the records. JSON, or what ``offline`` gives."""
         raise NotImplementedError
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
         return SandboxInfo.from_dict(
-            await self._look("pause", lambda runtime: _dict(runtime.pause(sandbox_id)), sandbox=sandbox_id)
+            await self._look(
+                "set_ttl", lambda runtime: _dict(runtime.set_ttl(sandbox_id, ttl)), sandbox=sandbox_id, ttl=ttl
+            )
+        )
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
+        return SandboxInfo.from_dict(
+            await self._look(
+                "pause",
+                lambda runtime: _dict(runtime.pause(sandbox_id, memory=memory)),
+                sandbox=sandbox_id,
+                memory=memory,
+            )
         )
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
@@ -122,9 +144,9 @@ class KeeperHistory:
         await self._look("release", lambda runtime: runtime.release(sandbox_id), sandbox=sandbox_id)
 
     async def snapshot(
-        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = "", memory: bool = True
     ) -> Snapshot:
-        found = await self._do("snapshot", sandbox=sandbox_id, name=name, role=role, note=note)
+        found = await self._do("snapshot", sandbox=sandbox_id, name=name, role=role, note=note, memory=memory)
         return Snapshot.from_dict(found)
 
     async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
@@ -148,10 +170,16 @@ class KeeperHistory:
         )
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> _Infos:
         asked = None if names is None else list(names)
-        found = await self._do("fork", sandbox=sandbox_id, count=count, names=asked, snapshot=snapshot)
+        found = await self._do("fork", sandbox=sandbox_id, count=count, names=asked, snapshot=snapshot, ttl=ttl)
         return [SandboxInfo.from_dict(item) for item in found]
 
     async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:

@@ -9,8 +9,8 @@ from ..spec import SandboxSpec
 
 _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
 _AS_THEY_ARE = (
-    "name", "image", "engine", "at_least", "ttl", "workdir", "user", "sudo", "hostname", "allow_weaker", "template",
-    "idle", "undo", "checkpoint_every", "pool",
+    "name", "image", "engine", "at_least", "ttl", "on_ttl", "workdir", "user", "sudo", "hostname", "allow_weaker",
+    "template", "idle", "undo", "checkpoint_every", "pool",
 )  # fmt: skip
 
 

@@ -50,9 +50,14 @@ class RemoteHistory:
 
     # -- asleep and awake --------------------------------------------------------------
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        if ttl == 0:
+            self.link.slept(sandbox_id)
+        return info_of(await self._ask("PUT", box_path(sandbox_id, "ttl"), {"ttl": ttl}))
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
         self.link.slept(sandbox_id)
-        return info_of(await self._ask("POST", box_path(sandbox_id, "pause")))
+        return info_of(await self._ask("POST", box_path(sandbox_id, "pause"), None if memory else {"memory": False}))
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
         self.link.tunnel.begin()
@@ -64,9 +69,9 @@ class RemoteHistory:
     # -- saved states ------------------------------------------------------------------
 
     async def snapshot(
-        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = ""
+        self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = "", memory: bool = True
     ) -> Snapshot:
-        body = {"name": name, "role": role, "note": note}
+        body = {"name": name, "role": role, "note": note, "memory": memory}
         return snapshot_of(await self._ask("POST", box_path(sandbox_id, "snapshots"), body))
 
     async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
@@ -84,9 +89,15 @@ class RemoteHistory:
     # -- branches ----------------------------------------------------------------------
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> _Infos:
-        body = {"count": count, "names": None if names is None else list(names), "snapshot": snapshot}
+        body = {"count": count, "names": None if names is None else list(names), "snapshot": snapshot, "ttl": ttl}
         found = await self._make(box_path(sandbox_id, "fork"), body, leased=names is None)
         return [info_of(item) for item in found["items"]]
 

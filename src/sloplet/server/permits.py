@@ -98,10 +98,15 @@ class Permits:
             await asyncio.shield(controller.kill(info.id))
             raise
 
-    async def fork(self, key: Key | None, info: SandboxInfo) -> None:
-        """NotAllowed if copies of it are not for this key."""
+    async def fork(self, key: Key | None, info: SandboxInfo, ttl: float | None = None) -> None:
+        """NotAllowed if copies of it, with so long to live, are not for this key."""
+        spec = info.spec if ttl is None else replace(info.spec, ttl=ttl)
         policy.check_engine(info.engine, _limits(key), await self.ground())
-        policy.check_copy(info.spec, info.engine, _limits(key), await self.ground(), what="the copy")
+        policy.check_copy(spec, info.engine, _limits(key), await self.ground(), what="the copy")
+
+    def ttl(self, key: Key | None, ttl: float | None) -> float | None:
+        """What it gets where a sandbox is given that long to live, from then on."""
+        return policy.limited_ttl(ttl, _limits(key))
 
     async def wake(self, key: Key | None, info: SandboxInfo) -> None:
         """NotAllowed if this key may not run it: woken, rolled back."""

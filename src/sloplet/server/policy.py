@@ -140,13 +140,18 @@ def check_engine(engine: str, limits: KeyLimits, ground: Ground) -> None:
 
 
 def check_copy(spec: SandboxSpec, engine: str, limits: KeyLimits, ground: Ground, *, what: str) -> None:
-    """NotAllowed if a key may not have one more like this. Its time to live cannot be said when it is copied, and
-    neither can what has to be enforced of it: its engine must be able to."""
+    """NotAllowed if a key may not have one more like this. What has to be enforced of it cannot be
+    said when it is copied: its engine must be able to."""
     if limits.max_ttl is not None and (spec.ttl is None or spec.ttl > limits.max_ttl):
         lives = "for ever" if spec.ttl is None else f"for {spec.ttl:g} s"
         raise NotAllowed(
             f"{what} would live {lives}, and this key's may for {limits.max_ttl:g} s",
-            hint=f"make it with a ttl of at most {limits.max_ttl:g} s",
+            hint=f"give it a ttl of at most {limits.max_ttl:g} s",
+        )
+    if limits.max_ttl is not None and spec.on_ttl != "end" and limited_ttl(spec.longest, limits) != spec.longest:
+        raise NotAllowed(
+            f"{what} would sleep when its time is over, and live without end when it wakes, which this key's may not",
+            hint="make one with on_ttl='end', or by this key",
         )
     counted = ground.counted(limits, engine)
     _check_weaker(spec, counted)
@@ -195,15 +200,21 @@ def _of_key(spec: SandboxSpec, limits: KeyLimits, ground: Ground, *, lower: bool
     """The amounts. What counts has to be enforced; a default that is more than the key may have is lowered."""
     counted = ground.counted(limits, spec.engine)
     _check_weaker(spec, counted)
-    ttl = spec.ttl
-    if limits.max_ttl is not None:
-        ttl = limits.max_ttl if ttl is None else min(ttl, limits.max_ttl)
+    ttl = limited_ttl(spec.ttl, limits)
     lowered = {
         name: min(getattr(spec.limits, name), most)
         for name in _COUNTED
         if lower and name not in spec.limits.explicit and (most := getattr(limits, f"max_{name}")) is not None
     }
-    return replace(spec, ttl=ttl, limits=replace(spec.limits, **lowered, explicit=spec.limits.explicit | counted))
+    limited = replace(spec.limits, **lowered, explicit=spec.limits.explicit | counted)
+    return replace(spec, ttl=ttl, longest=limits.max_ttl, limits=limited)
+
+
+def limited_ttl(ttl: float | None, limits: KeyLimits) -> float | None:
+    """What asks for more than the key may have, or for no end, gets that."""
+    if limits.max_ttl is None:
+        return ttl
+    return limits.max_ttl if ttl is None else min(ttl, limits.max_ttl)
 
 
 def _check_weaker(spec: SandboxSpec, counted: frozenset[str]) -> None:

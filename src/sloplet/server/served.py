@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -87,7 +87,7 @@ class ServedKeeper(KeeperClient):
         spec = await self.server.permits.create(key, self, spec)
         if spec.template is None:
             await check_here(self.home, key, spec.image)
-        pool = replace(spec, name=None, ttl=None, ports=()) if spec.pool else None
+        pool = replace(spec, name=None, ttl=None, longest=None, ports=()) if spec.pool else None
         async with self._making(Share.of(spec.limits), pool) as kept:
             info = await (super().create(spec) if spec.name is not None else self._create_unnamed(spec))
             await self.server.permits.made(key, self, info)
@@ -128,13 +128,20 @@ class ServedKeeper(KeeperClient):
         self.server.leases.gone(sandbox_id)
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> list[SandboxInfo]:
-        await self.server.permits.fork(ACTING.get(), await self.find(sandbox_id))
+        await self.server.permits.fork(ACTING.get(), await self.find(sandbox_id), ttl)
         each = await self.server.quotas.share_of(self.tenant, sandbox_id)
         wanted = Share(count, each.memory * count, each.cpus * count, each.disk * count)
         async with self._making(wanted) as kept:
-            return await self._made(kept, await super().fork(sandbox_id, count, names=names, snapshot=snapshot))
+            made = await super().fork(sandbox_id, count, names=names, snapshot=snapshot, ttl=ttl)
+            return await self._made(kept, made)
 
     async def load(self, path: str, *, name: str | None = None) -> SandboxInfo:
         spec = await self.server.permits.load(ACTING.get(), path)
@@ -230,9 +237,11 @@ class ServedKeeper(KeeperClient):
 
     # -- what they may reach -----------------------------------------------------------
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
         await self.server.permits.network(network)
-        await super().set_network(sandbox_id, network)
+        await super().set_network(sandbox_id, network, values)
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         await self.server.permits.network(NetworkSpec("rules", allow=(*(change.allow or ()), *change.add_allow)))
@@ -260,9 +269,20 @@ class ServedKeeper(KeeperClient):
         self.server.leases.gone(sandbox_id)
         self.tenant.forget(sandbox_id)
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        info = await super().set_ttl(sandbox_id, self.server.permits.ttl(ACTING.get(), ttl))
+        account = self.server.quotas.account(self.tenant)
+        if info.state == "paused":
+            account.slept(info)
+        elif info.state == "ended":
+            account.gone(sandbox_id)
+            self.server.leases.gone(sandbox_id)
+            self.tenant.forget(sandbox_id)
+        return info
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
         account = self.server.quotas.account(self.tenant)
         with account.pausing(sandbox_id):
-            info = await super().pause(sandbox_id)
+            info = await super().pause(sandbox_id, memory=memory)
             account.slept(info)
         return info

@@ -26,7 +26,7 @@ _TOGETHER = 64 << 20
 _LEAST_WINDOW = 1 << 17
 _LOOK = 1.0
 #: What is looked at all the time, and changes nothing.
-_UNTOLD = frozenset({Op.PS, Op.FORGET, Op.STAT, Op.LIST, Op.METRICS})
+_UNTOLD = frozenset({Op.PS, Op.FORGET, Op.STAT, Op.LIST, Op.GETXATTRS, Op.METRICS})
 _IDLE = 30.0  # seconds after which a session in which nothing is open lets go of its keeper
 
 

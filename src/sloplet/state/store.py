@@ -131,19 +131,30 @@ class Store(SnapshotRows):
     def remove_expired(self, sandbox_id: str, now: float | None = None) -> bool:
         """``remove`` one that sleeps (``asleep_expired``), unless somebody has claimed it meanwhile."""
         with self._write() as db:
-            due = db.execute(_SELECT + _ASLEEP_EXPIRED + "AND id = ?2", (_now(now), sandbox_id)).fetchone()
-            return due is not None and bool(db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,)).rowcount)
+            row = db.execute(_SELECT + _ASLEEP_EXPIRED + "AND id = ?2", (_now(now), sandbox_id)).fetchone()
+            if row is None or not _ends(row):
+                return False
+            return bool(db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,)).rowcount)
 
     # Sleeping and going on
 
-    def mark_paused(self, sandbox_id: str, saved: str, saved_at: float, *, expires_at: float | None = None) -> None:
+    def mark_paused(
+        self,
+        sandbox_id: str,
+        saved: str,
+        saved_at: float,
+        *,
+        expires_at: float | None = None,
+        for_good: bool = False,
+    ) -> None:
         """A running one was saved as ``saved`` and has ended; nobody holds it. Survives a power loss. ``expires_at``:
-        when its time is up, put right by its holder's clock, which did not jump."""
+        when its time is up, put right by its holder's clock, which did not jump. ``for_good``: never."""
         with self._write(durable=True) as db:
             changed = db.execute(
                 "UPDATE sandboxes SET state = 'paused', owner = '', reason = '', saved = ?, saved_at = ?, "
-                "expires_at = coalesce(?, expires_at) WHERE id = ? AND state = 'running'",
-                (saved, saved_at, expires_at, sandbox_id),
+                "expires_at = CASE WHEN ? THEN NULL ELSE coalesce(?, expires_at) END "
+                "WHERE id = ? AND state = 'running'",
+                (saved, saved_at, for_good, expires_at, sandbox_id),
             ).rowcount
             if not changed:
                 raise _not_in_state(db, sandbox_id, "running")
@@ -209,6 +220,12 @@ class Store(SnapshotRows):
             db.execute("UPDATE sandboxes SET saved = ?, saved_at = ? WHERE id = ?", (saved, saved_at, sandbox_id))
             return None if row[0] is None else str(row[0])
 
+    def set_expiry(self, sandbox_id: str, expires_at: float | None) -> None:
+        """When its time is up from now on; None: never."""
+        with self._write() as db:
+            if not db.execute("UPDATE sandboxes SET expires_at = ? WHERE id = ?", (expires_at, sandbox_id)).rowcount:
+                raise _gone(sandbox_id)
+
     def set_head(self, sandbox_id: str, head: str | None) -> None:
         """The snapshot it last made, or was rolled back to."""
         with self._write() as db:
@@ -264,8 +281,9 @@ class Store(SnapshotRows):
         return [_record(row).info for row in rows]
 
     def asleep_expired(self, now: float | None = None) -> _Ids:
-        """Ids of those that nobody holds, that could go on (paused, recoverable), and whose time is up."""
-        return [str(row[0]) for row in self._read(_SELECT + _ASLEEP_EXPIRED, (_now(now),))]
+        """Ids of those that nobody holds, that could go on (paused, recoverable), and whose time is up. Those that are
+        to sleep then do so already."""
+        return [str(row[0]) for row in self._read(_SELECT + _ASLEEP_EXPIRED, (_now(now),)) if _ends(row)]
 
     def unspoken(self, words: Iterable[str]) -> set[str]:
         """Those that no sandbox's settings hold, and no saved state's."""
@@ -302,6 +320,11 @@ def _gone(sandbox_id: str) -> SandboxNotFound:
 def _not_in_state(db: sqlite3.Connection, sandbox_id: str, wanted: str) -> SandboxError:
     row = db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
     return _gone(sandbox_id) if row is None else SandboxError(f"the sandbox {sandbox_id} is {row[0]}, not {wanted}")
+
+
+def _ends(row: tuple[Any, ...]) -> bool:
+    """Whether it ends when its time is up."""
+    return _record(row).info.spec.on_ttl == "end"
 
 
 def _record(row: tuple[Any, ...]) -> Record:

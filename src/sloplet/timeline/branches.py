@@ -109,13 +109,19 @@ class Branches(Sleeping):
         return target
 
     async def fork(
-        self, sandbox_id: str, count: int, *, names: Sequence[str] | None = None, snapshot: str | None = None
+        self,
+        sandbox_id: str,
+        count: int,
+        *,
+        names: Sequence[str] | None = None,
+        snapshot: str | None = None,
+        ttl: float | None = None,
     ) -> list[SandboxInfo]:
         check_fork(count)
-        return await self._whole(self._fork(sandbox_id, count, names, snapshot))
+        return await self._whole(self._fork(sandbox_id, count, names, snapshot, ttl))
 
     async def _fork(
-        self, sandbox_id: str, count: int, names: Sequence[str] | None, snapshot_id: str | None
+        self, sandbox_id: str, count: int, names: Sequence[str] | None, snapshot_id: str | None, ttl: float | None
     ) -> list[SandboxInfo]:
         runtime = self._runtime
         head: str | None
@@ -129,6 +135,8 @@ class Branches(Sleeping):
                 async with self.turn(sandbox_id):  # until we have it open: who wakes a sleeper deletes what it slept in
                     info, source = await self._to_fork(sandbox_id, held)
                     origin, head = await held.enter_async_context(self.saved(source)), info.head
+            if ttl is not None:
+                info = replace(info, spec=replace(info.spec, ttl=ttl))
             made = await self._make_many(info, replace(origin, head=head), count, names)
         runtime.bus.emit(sandbox_id, "forked", children=[child.id for child in made])
         return made

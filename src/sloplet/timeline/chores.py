@@ -65,7 +65,7 @@ class Chores(Sleeping):
                 live.used = loop.time()
             elif unused(live, idle):
                 try:
-                    await self._whole(self._pause(live.info.id, idle))
+                    await self._whole(self._pause(live.info.id, idle=idle))
                 except SlopletError as error:
                     self._runtime.bus.emit(live.info.id, "sleep.failed", reason=str(error))
                     live.used = loop.time()

@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import disk
 from ..controller import Snapshot
 from ..engines import registry
-from ..engines.base import Engine, ResolvedImage
+from ..engines.base import Engine, ResolvedImage, cannot_save
 from ..errors import (
     SnapshotIncompatible,
     SpecError,
@@ -51,7 +51,23 @@ def saves(engine: Engine) -> bool:
     return engine.probe().capabilities.live_snapshots
 
 
+def check_saves(engine: Engine, *, memory: bool) -> None:
+    """UnsupportedOperation where it cannot save processes; without ``memory``, where it cannot save files."""
+    if memory and not saves(engine):
+        raise cannot_save(engine.name)
+    if not memory and not engine.probe().capabilities.disk_snapshots:
+        raise UnsupportedOperation(f"engine {engine.name!r} cannot save the files of a sandbox")
+
+
 def can_live(engine: Engine, spec: SandboxSpec) -> None:
+    """UnsupportedOperation for what is to be done with it later and cannot be."""
+    if spec.on_ttl == "pause" and not saves(engine):
+        raise UnsupportedOperation(
+            f"on_ttl='pause' needs an engine that can save processes, and {engine.name!r} cannot",
+            hint="on_ttl='pause-disk' keeps the files; engine='gvisor' can do more: `sloplet setup gvisor` installs it",
+        )
+    if spec.on_ttl == "pause-disk":
+        check_saves(engine, memory=False)
     if spec.idle is not None and not saves(engine):
         raise UnsupportedOperation(
             f"idle={spec.idle:g} s needs an engine that can save processes, and {engine.name!r} cannot",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import disk
 from ..controller import SandboxInfo, Snapshot
 from ..engines import registry
+from ..engines.base import format_of
 from ..errors import (
     EngineUnavailable,
     SandboxDead,
@@ -22,12 +23,13 @@ from ..errors import (
     UnsupportedOperation,
 )
 from ..live import Live, freeze, thaw
+from ..segments import Share
 from ..spec import SandboxSpec
 from ..state.opened import Opened, image_facts
-from .origins import Origin, can_live, image_of, merged, saves, settled
+from .origins import Origin, can_live, check_saves, image_of, merged, saves, settled
 
 if TYPE_CHECKING:
-    from ..engines.base import Engine
+    from ..engines.base import StateFormat
     from ..runtime import Runtime
     from ..state.draft import Draft
 
@@ -64,6 +66,7 @@ class Saving:
             return
         template = await self._runtime.find_snapshot(spec.template)
         async with self.saved(template.id) as origin:
+            can_live(origin.engine, spec)
             yield replace(origin, spec=merged(origin.spec, spec, template))
 
     @asynccontextmanager
@@ -78,7 +81,7 @@ class Saving:
                 f"this state needs the engine {engine.name!r}, which cannot run here: {probe.reason}",
                 hint=probe.fix or None,
             )
-        opened = await self._open(snapshot_id, engine)
+        opened = await self._open(snapshot_id, format_of(engine, snapshot.kind))
         image = None
         try:
             image = image_of(opened, runtime.home)
@@ -88,10 +91,10 @@ class Saving:
             if image is not None:
                 image.close()
 
-    async def _open(self, snapshot_id: str, engine: Engine) -> Opened:
+    async def _open(self, snapshot_id: str, format: StateFormat) -> Opened:
         """Its bytes are read by a thread, to the end: for a caller who gives up meanwhile it is closed again."""
         runtime = self._runtime
-        opening = runtime.background(runtime.off_loop(lambda: runtime.saved.open(snapshot_id, engine.state_format())))
+        opening = runtime.background(runtime.off_loop(lambda: runtime.saved.open(snapshot_id, format)))
         try:
             opened: Opened = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -128,8 +131,12 @@ class Saving:
                 gate, live.gate = live.gate, None
                 gate.set()
 
-    async def _write(self, live: Live, draft: Draft) -> None:
-        """The engine's part of it. Of one that ended meanwhile that is told, not that its state could not be saved."""
+    async def _write(self, live: Live, draft: Draft, share: Share | None) -> None:
+        """Fill the draft: with the files (``share``: what is had of them already), or by the engine, with everything.
+        Of one that ended meanwhile that is told, not that its state could not be saved."""
+        if share is not None:
+            await disk.pack(live, draft, share)
+            return
         try:
             await live.instance.save(draft.fd)
         except SaveFailed:
@@ -137,7 +144,9 @@ class Saving:
                 raise self._runtime.not_held(live.info.id) from None
             raise
 
-    async def _save(self, live: Live, role: str, *, name: str | None = None, note: str = "") -> Snapshot:
+    async def _save(
+        self, live: Live, role: str, *, name: str | None = None, note: str = "", memory: bool = True
+    ) -> Snapshot:
         """Save a running sandbox, which then goes on: while what was saved is hashed and put on record."""
         draft = await self._runtime.off_loop(self._runtime.saved.begin)
         publishing: asyncio.Task[Snapshot] | None = None
@@ -146,17 +155,12 @@ class Saving:
             return asyncio.ensure_future(self._publish(draft, live, role, kind, name=name, note=note))
 
         try:
-            if saves(live.engine):
-                async with self._standing_still(live):
-                    await self._write(live, draft)
-                    publishing = publish("live")
-            elif live.engine.probe().capabilities.disk_snapshots:
-                share = await self._shares(live, draft)
-                async with self._standing_still(live, silent=False):
-                    await disk.pack(live, draft, share)
-                    publishing = publish("disk")
-            else:
-                raise UnsupportedOperation(f"engine {live.engine.name!r} cannot save anything of a sandbox")
+            memory = memory and saves(live.engine)
+            check_saves(live.engine, memory=memory)
+            share = None if memory else await self._shares(live, draft)
+            async with self._standing_still(live, silent=memory):
+                await self._write(live, draft, share)
+                publishing = publish("live" if memory else "disk")
             return await publishing
         except BaseException:
             await asyncio.shield(self._take_back(draft, publishing))
@@ -170,7 +174,7 @@ class Saving:
                 await self._drop(publishing.result().id)
         await self._runtime.off_loop(lambda: self._runtime.saved.abandon(draft))
 
-    async def _shares(self, live: Live, draft: Draft) -> Callable[[str, int], bool]:
+    async def _shares(self, live: Live, draft: Draft) -> Share:
         """Takes over what the newest snapshot of the sandbox, or the one it came from, has already."""
         runtime = self._runtime
         older = await runtime.on_state(lambda: runtime.store.list_snapshots(live.info.id))
@@ -192,7 +196,7 @@ class Saving:
                 live.info,
                 role=role,
                 kind=kind,
-                format=live.engine.state_format(),
+                format=format_of(live.engine, kind),
                 image=image_facts(live.image),
                 name=name,
                 parent=runtime.store.find(live.info.id).head,  # what it descended from may be deleted
@@ -208,20 +212,22 @@ class Saving:
             return spec
         return replace(spec, network=await self._runtime.networks.current(sandbox_id))
 
-    async def snapshot(self, sandbox_id: str, name: str | None, *, role: str, note: str = "") -> Snapshot:
+    async def snapshot(
+        self, sandbox_id: str, name: str | None, *, role: str, note: str = "", memory: bool = True
+    ) -> Snapshot:
         if role not in ("snapshot", "template", "undo"):
             raise SpecError(f"role={role[:40]!r} is not one that can be asked for", hint="snapshot or template")
         runtime = self._runtime
         await runtime.on_state(lambda: runtime.store.check_snapshot_free(name, role, sandbox_id))
-        return await self._whole(self._snapshot(sandbox_id, name, role, note))
+        return await self._whole(self._snapshot(sandbox_id, name, role, note, memory))
 
-    async def _snapshot(self, sandbox_id: str, name: str | None, role: str, note: str) -> Snapshot:
+    async def _snapshot(self, sandbox_id: str, name: str | None, role: str, note: str, memory: bool) -> Snapshot:
         async with self.turn(sandbox_id):
             live = self._runtime.held_live(sandbox_id)
             if live is None:
-                snapshot = await self._copy_saved(sandbox_id, name, role, note)
+                snapshot = await self._copy_saved(sandbox_id, name, role, note, memory=memory)
             else:
-                snapshot = await self._save(live, role, name=name, note=note)
+                snapshot = await self._save(live, role, name=name, note=note, memory=memory)
             if role == "snapshot":
                 await self._set_head(sandbox_id, live, snapshot.id)
             elif role == "undo":
@@ -230,7 +236,9 @@ class Saving:
         self._runtime.bus.emit(sandbox_id, "snapshot", id=snapshot.id, name=name, kind=snapshot.kind, role=role)
         return snapshot
 
-    async def _copy_saved(self, sandbox_id: str, name: str | None, role: str, note: str) -> Snapshot:
+    async def _copy_saved(
+        self, sandbox_id: str, name: str | None, role: str, note: str, *, memory: bool = True
+    ) -> Snapshot:
         """A paused sandbox's snapshot is what was saved of it, under another name; it goes on sleeping."""
         info = await self._record(sandbox_id)
         if self._runtime.holds(sandbox_id):
@@ -242,6 +250,11 @@ class Saving:
             )
         saved_id, store = info.saved, self._runtime.saved
         saved = await self._runtime.on_state(lambda: self._runtime.store.snapshot(saved_id))
+        if saved.kind == "live" and not memory:
+            raise UnsupportedOperation(
+                f"{info.name or info.id} sleeps with its memory: its files alone cannot be told from it",
+                hint="resume() it first, or save it with its memory",
+            )
         spec = await self._kept(sandbox_id, saved.spec, role)
 
         def copy() -> Snapshot:

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 
 from ..controller import SandboxInfo, Snapshot
-from ..engines.base import cannot_save
 from ..errors import (
     SandboxDead,
     SandboxNotFound,
@@ -15,20 +14,26 @@ from ..errors import (
     SlopletError,
 )
 from ..live import Live, within
-from .origins import saves
+from .origins import check_saves, saves
 from .saving import Saving
 
+_OVER = "its time to live was over"
+_HELD = ("starting", "running")  # by somebody else, if not here
+_EARLY = 0.1  # seconds: a timer may be that early
 _LAST_PAUSE = 30.0  # for each of those that a leaving keeper pauses
 
 
 class Sleeping(Saving):
     """See ``Controller``."""
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
-        return await self._whole(self._pause(sandbox_id))
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
+        return await self._whole(self._pause(sandbox_id, memory=memory))
 
-    async def _pause(self, sandbox_id: str, idle: float | None = None) -> SandboxInfo:
-        """``idle``: only if nothing was asked of it for so long."""
+    async def _pause(
+        self, sandbox_id: str, *, memory: bool = True, idle: float | None = None, due: bool = False
+    ) -> SandboxInfo:
+        """``idle``: only if nothing was asked of it for so long. ``due``: only if its time is up, and it has no other
+        one then."""
         runtime = self._runtime
         async with self.turn(sandbox_id):
             live = runtime.held_live(sandbox_id)
@@ -37,29 +42,31 @@ class Sleeping(Saving):
                 if info.state == "paused":
                     return info
                 raise runtime.not_held(sandbox_id)
-            if not saves(live.engine):
-                raise cannot_save(live.engine.name)
+            if due and not _is_due(live):
+                return live.info
+            check_saves(live.engine, memory=memory)
             draft = await runtime.off_loop(runtime.saved.begin)
             snapshot: Snapshot | None = None
             try:
                 if idle is not None and not unused(live, idle):  # somebody came just now
                     await runtime.off_loop(lambda: runtime.saved.abandon(draft))
                     return live.info
-                async with self._standing_still(live) as still:
-                    await self._write(live, draft)
-                    snapshot = await self._publish(draft, live, "pause", "live")
-                    await runtime.on_state(lambda: self._mark_paused(live, snapshot))
+                share = None if memory else await self._shares(live, draft)
+                async with self._standing_still(live, silent=memory) as still:
+                    await self._write(live, draft, share)
+                    snapshot = await self._publish(draft, live, "pause", "live" if memory else "disk")
+                    await runtime.on_state(lambda: self._mark_paused(live, snapshot, for_good=due))
                     still.stays = True
             except BaseException:
                 await asyncio.shield(runtime.off_loop(lambda: runtime.saved.abandon(draft)))
                 await asyncio.shield(self._drop(snapshot.id if snapshot is not None else None))
                 raise
-            await runtime.put_away(live, _paused(live.info))
+            await runtime.put_away(live, _paused(live.info, memory=memory))
             runtime.background(self._drop(live.info.saved))
-            if live.expires is not None:
+            if live.expires is not None and not due:
                 asyncio.get_running_loop().call_at(live.expires, self._overslept, sandbox_id)
             info = await self._record(sandbox_id)
-        runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes)
+        runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes, kind=snapshot.kind, expired=due)
         return info
 
     def _overslept(self, sandbox_id: str) -> None:
@@ -70,25 +77,102 @@ class Sleeping(Saving):
         it goes with the reaper.)"""
         runtime = self._runtime
         async with self.turn(sandbox_id):
-            if runtime.holds(sandbox_id):
-                return  # it was woken before: it ends by itself
+            if runtime.holds(sandbox_id) or not await self._is_over(sandbox_id):
+                return  # it was woken before: it ends by itself; or it has another time, or none
             runtime.exposed.close(sandbox_id)
             runtime.networks.drop(sandbox_id)
         if runtime.on_gone is not None:
             runtime.on_gone()
 
-    def _mark_paused(self, live: Live, snapshot: Snapshot) -> None:
+    async def _is_over(self, sandbox_id: str) -> bool:
+        """Whether the time of one that sleeps is up, and it was to end then."""
+        try:
+            info = await self._record(sandbox_id)
+        except SandboxNotFound:
+            return True
+        return _has_passed(info) and info.spec.on_ttl == "end"
+
+    def _mark_paused(self, live: Live, snapshot: Snapshot, *, for_good: bool) -> None:
         """Its time to live is put on record by the clock that did not jump while it ran."""
         expires = None if live.expires is None else time.time() + live.expires - time.monotonic()
-        self._runtime.store.mark_paused(live.info.id, snapshot.id, snapshot.created_at, expires_at=expires)
+        self._runtime.store.mark_paused(
+            live.info.id, snapshot.id, snapshot.created_at, expires_at=expires, for_good=for_good
+        )
+
+    async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        return await self._whole(self._set_ttl(sandbox_id, ttl))
+
+    async def _set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        info = await self._note_ttl(sandbox_id, ttl)
+        if ttl == 0:
+            return await self._at_once(info)
+        self._runtime.bus.emit(sandbox_id, "ttl", expires_at=info.expires_at)
+        return info
+
+    async def _note_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+        runtime = self._runtime
+        expires = None if ttl is None else time.time() + ttl
+        async with self.turn(sandbox_id):
+            live = runtime.held_live(sandbox_id)
+            info = await self._record(sandbox_id)
+            if live is None and (runtime.holds(sandbox_id) or info.saved is None or info.state in _HELD):
+                raise runtime.not_held(sandbox_id, info)
+            await runtime.on_state(lambda: runtime.store.set_expiry(sandbox_id, expires))
+            if live is None:
+                if ttl is not None:
+                    asyncio.get_running_loop().call_later(ttl, self._overslept, sandbox_id)
+                return replace(info, expires_at=expires)
+            live.info = replace(live.info, expires_at=expires)
+            runtime.set_expiry(live, ttl)
+            return live.info
+
+    async def _at_once(self, info: SandboxInfo) -> SandboxInfo:
+        """It has no time left: what is to be done then is done now."""
+        runtime = self._runtime
+        live = runtime.find_live(info.id)
+        if live is not None:
+            await self._time_is_up(info.id)
+            if live.ending:
+                await live.gone.wait()
+        elif info.spec.on_ttl == "end":
+            await runtime.kill(info.id)
+            runtime.bus.emit(info.id, "expired", reason=_OVER)
+        else:
+            await runtime.on_state(lambda: runtime.store.set_expiry(info.id, None))
+        try:
+            return await runtime.find(info.id)
+        except SandboxNotFound:
+            return replace(info, state="ended")
+
+    async def time_is_up(self, sandbox_id: str) -> None:
+        """Its time to live is over: what its settings say is done."""
+        await self._whole(self._time_is_up(sandbox_id))
+
+    async def _time_is_up(self, sandbox_id: str) -> None:
+        runtime = self._runtime
+        live, why = runtime.held_live(sandbox_id), _OVER
+        if live is None:
+            return
+        if live.info.spec.on_ttl != "end":
+            try:
+                await self._pause(sandbox_id, memory=live.info.spec.on_ttl == "pause", due=True)
+                return
+            except SlopletError as error:
+                live = runtime.held_live(sandbox_id)
+                if live is None:
+                    return
+                runtime.bus.emit(sandbox_id, "sleep.failed", reason=str(error))
+                why = f"{_OVER}, and it could not be paused: {error}"
+        runtime.expire(live, why)
+        await live.gone.wait()
 
     async def pause_all(self) -> None:
-        """What can be saved and was meant to stay (it has a name), before its holder goes."""
-        lives = [live for live in self._runtime.lives() if live.info.name and saves(live.engine)]
+        """What can be saved and was meant to stay, before its holder goes."""
+        lives = [live for live in self._runtime.lives() if _meant_to_stay(live)]
 
         async def one(live: Live) -> None:
             try:
-                await within(self.pause(live.info.id), _LAST_PAUSE)
+                await within(self.pause(live.info.id, memory=saves(live.engine)), _LAST_PAUSE)
             except SlopletError:
                 pass  # it ends like those that cannot be saved
 
@@ -114,7 +198,8 @@ class Sleeping(Saving):
                 return live
             elif live is None and await self.asleep(sandbox_id):
                 if not wake:
-                    raise _paused(await self._record(sandbox_id))
+                    info = await self._record(sandbox_id)
+                    raise SandboxPaused(f"the sandbox {info.name or info.id} is paused", hint="resume() it")
                 await self.resume(sandbox_id)
             elif runtime.find_live(sandbox_id) is live:  # else somebody has just woken it
                 raise runtime.not_held(sandbox_id)
@@ -143,7 +228,8 @@ class Sleeping(Saving):
         before = await self._record(sandbox_id)
         if before.state not in ("paused", "dead") or before.saved is None or runtime.holds(sandbox_id):
             raise runtime.not_held(sandbox_id, before)
-        if before.expires_at is not None and before.expires_at <= time.time():
+        over = _has_passed(before)
+        if over and before.spec.on_ttl == "end":
             runtime.exposed.close(sandbox_id)
             await runtime.delete_saved(sandbox_id)
             await runtime.on_state(lambda: runtime.forget("", sandbox_id))
@@ -175,6 +261,9 @@ class Sleeping(Saving):
             raise
         recovered = before.saved_at if before.state == "dead" and back_to is None else None
         keep = live.spec.checkpoint_every is not None
+        expires = None if over else before.expires_at
+        if expires is None and before.spec.longest is not None:
+            expires = time.time() + before.spec.longest
         live.info = replace(
             live.info,
             reason="",
@@ -182,25 +271,28 @@ class Sleeping(Saving):
             saved_at=before.saved_at if keep else None,
             head=before.head if back_to is None else head_at(back_to),
             recovered_from=recovered,
+            expires_at=expires,
         )
         runtime.install(live)
+
+        def resumed() -> None:
+            runtime.store.mark_resumed(sandbox_id, workdir=live.info.workdir, recovered_from=recovered, keep_saved=keep)
+            if expires != before.expires_at:
+                runtime.store.set_expiry(sandbox_id, expires)
+
         try:
-            await runtime.on_state(
-                lambda: runtime.store.mark_resumed(
-                    sandbox_id, workdir=live.info.workdir, recovered_from=recovered, keep_saved=keep
-                )
-            )
+            await runtime.on_state(resumed)
         except BaseException:
             if not live.ending:  # nobody killed it: it goes on sleeping
-                await asyncio.shield(runtime.put_away(live, _paused(live.info)))
+                await asyncio.shield(runtime.put_away(live, _paused(live.info, memory=True)))
                 await asyncio.shield(runtime.on_state(give_back))
             raise
         if back_to is not None:
             await self._set_head(sandbox_id, live, live.info.head)
         if not keep:
             runtime.background(self._drop(before.saved))
-        if before.expires_at is not None:
-            runtime.set_expiry(live, before.expires_at - time.time())
+        if expires is not None:
+            runtime.set_expiry(live, expires - time.time())
         if recovered is not None:
             runtime.bus.emit(sandbox_id, "recovered", saved_at=recovered, reason=before.reason)
         else:
@@ -217,7 +309,22 @@ def unused(live: Live, seconds: float) -> bool:
     return not live.mux.waiting and live.used + seconds <= asyncio.get_running_loop().time()
 
 
-def _paused(info: SandboxInfo) -> SandboxPaused:
-    return SandboxPaused(
-        f"the sandbox {info.name or info.id} was paused", hint="resume() it; its processes can then be attached to"
-    )
+def _is_due(live: Live) -> bool:
+    """Whether its time is up: it may have got another one since somebody said so."""
+    return live.expires is not None and live.expires <= asyncio.get_running_loop().time() + _EARLY
+
+
+def _has_passed(info: SandboxInfo) -> bool:
+    return info.expires_at is not None and info.expires_at <= time.time()
+
+
+def _meant_to_stay(live: Live) -> bool:
+    """And can. One whose engine saves files only asks for that by its settings: it does not go on where it was."""
+    if saves(live.engine):
+        return live.info.spec.stays
+    return live.info.spec.on_ttl == "pause-disk"
+
+
+def _paused(info: SandboxInfo, *, memory: bool) -> SandboxPaused:
+    hint = "its processes can then be attached to" if memory else "its files are there, and nothing runs in it"
+    return SandboxPaused(f"the sandbox {info.name or info.id} was paused", hint=f"resume() it; {hint}")

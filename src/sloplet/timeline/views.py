@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 async def diff(runtime: Runtime, info: SandboxInfo, against: Snapshot | None, *, text: bool) -> Diff:
     """What its files are now, against its image or a snapshot. One that sleeps is woken for it, and sleeps again."""
-    slept = runtime.held_live(info.id) is None and info.state == "paused"
+    slept = None
+    if runtime.held_live(info.id) is None and info.state == "paused" and info.saved is not None:
+        slept = await runtime.find_snapshot(info.saved)
     live = await runtime.timeline.awake(info.id)
     try:
         async with _old(runtime, live, against) as old:
@@ -54,8 +56,8 @@ async def diff(runtime: Runtime, info: SandboxInfo, against: Snapshot | None, *,
                 applied=applied,
             )
     finally:
-        if slept:
-            await runtime.pause(info.id)
+        if slept is not None:
+            await runtime.pause(info.id, memory=slept.kind == "live")
     return Diff("image" if against is None else against.id, changes)
 
 

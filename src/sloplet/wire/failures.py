@@ -21,7 +21,7 @@ from .fields import Fields
 from .schema import Op, Tag
 
 _PROCESS_OPS = {Op.EXEC, Op.ATTACH, Op.SIGNAL, Op.PS, Op.FORGET}
-_FILE_OPS = {op for op in Op if Op.READ <= op <= Op.WATCH}
+_FILE_OPS = {op for op in Op if Op.READ <= op <= Op.SETXATTRS}
 
 
 def close_error(request: Fields, close: Fields) -> SlopletError:

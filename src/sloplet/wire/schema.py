@@ -54,6 +54,8 @@ class Op(IntEnum):
     CHOWN = 18
     SYMLINK = 19
     WATCH = 20
+    GETXATTRS = 21
+    SETXATTRS = 22
     METRICS = 30
     SHUTDOWN = 31
     FREEZE = 32
@@ -137,6 +139,13 @@ class Tag(IntEnum):
     PORT = 68
     ADDRESS = 69
     DENIED = 70
+    ATTRIBUTE = 71
+    PREFIX = 72
+    GROUP = 73
+    TARGET = 74
+    TARGET_TYPE = 75
+    TARGET_SIZE = 76
+    TARGET_MODE = 77
 
 
 #: Tags whose value is an 8-byte signed integer; all others hold bytes.
@@ -148,7 +157,7 @@ INTEGER_TAGS = frozenset(
         Tag.EXIT_CODE, Tag.TIMED_OUT, Tag.OUT_TOTAL, Tag.ERR_TOTAL, Tag.OUT_LOST, Tag.ERR_LOST,
         Tag.CPU_US, Tag.MAXRSS, Tag.WALL_US, Tag.OOM, Tag.OFFSET, Tag.LENGTH, Tag.BYTES, Tag.MODE,
         Tag.DEPTH, Tag.TYPE, Tag.SIZE, Tag.UID, Tag.GID, Tag.MTIME_NS, Tag.MASK, Tag.MEMORY, Tag.PIDS,
-        Tag.DISK_USED, Tag.DISK_TOTAL, Tag.UPTIME_MS, Tag.PORT,
+        Tag.DISK_USED, Tag.DISK_TOTAL, Tag.UPTIME_MS, Tag.PORT, Tag.TARGET_TYPE, Tag.TARGET_SIZE, Tag.TARGET_MODE,
     }
 )  # fmt: skip
 
@@ -179,14 +188,19 @@ class WriteFlag(IntFlag):
     APPEND = 1
     EXCLUSIVE = 2
     PARENTS = 4
+    IN_PLACE = 8
 
 
 class ListFlag(IntFlag):
     RECURSIVE = 1
+    NAMES = 2
+    TARGET = 4
 
 
 class StatFlag(IntFlag):
     NOFOLLOW = 1
+    NAMES = 2
+    TARGET = 4
 
 
 class MkdirFlag(IntFlag):
@@ -204,6 +218,11 @@ class MoveFlag(IntFlag):
 
 class WatchFlag(IntFlag):
     RECURSIVE = 1
+    FOLDER = 2
+
+
+class SetxattrsFlag(IntFlag):
+    REPLACE = 1
 
 
 class CtrlKind(IntEnum):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from agentclient import AGENT, AgentClient
-from sloplet.wire.schema import Op, Tag
+from sloplet.wire.schema import ListFlag, Op, StatFlag, Tag, WriteFlag
 
 pytestmark = pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built here")
 
@@ -103,3 +103,39 @@ def test_replacing_needs_the_right_to_write(users: AgentClient) -> None:
 
 def test_stdout_can_be_opened_again(users: AgentClient) -> None:
     assert users.output("echo x > /dev/stdout; echo y > /proc/self/fd/1") == "x\ny\n"
+
+
+def test_names_of_owners_are_those_of_now(users: AgentClient) -> None:
+    flags = (Tag.FLAGS, StatFlag.NAMES)
+    users.output("touch f")
+    assert users.call(Op.CHOWN, (Tag.PATH, "f"), (Tag.OWNER, "1234:777"), (Tag.USER, "root")).error is None
+
+    def names() -> tuple[bytes, bytes]:
+        told = users.call(Op.STAT, (Tag.PATH, "f"), flags).closed
+        listed = users.call(Op.LIST, (Tag.PATH, "."), (Tag.FLAGS, ListFlag.NAMES)).records()
+        (same,) = [record for record in listed if record[Tag.NAME] == b"f"]
+        assert (told[Tag.OWNER], told[Tag.GROUP]) == (same[Tag.OWNER], same[Tag.GROUP])
+        return told[Tag.OWNER], told[Tag.GROUP]
+
+    assert names() == (b"web", b"extra")
+    users.output("sed -i s/^web:/www:/ /etc/passwd; sed -i s/^extra:/more:/ /etc/group", (Tag.USER, "root"))
+    assert names() == (b"www", b"more")
+    assert users.call(Op.CHOWN, (Tag.PATH, "f"), (Tag.OWNER, "4321:8765"), (Tag.USER, "root")).error is None
+    assert names() == (b"4321", b"8765")
+    users.output("rm /etc/passwd /etc/group", (Tag.USER, "root"))
+    assert users.call(Op.STAT, (Tag.PATH, "f"), flags, (Tag.USER, "0")).closed[Tag.GROUP] == b"8765"
+    assert users.call(Op.STAT, (Tag.PATH, "/etc"), flags, (Tag.USER, "0")).closed[Tag.OWNER] == b"0"
+
+
+def test_written_in_place_it_is_the_users(users: AgentClient) -> None:
+    users.output("chmod 777 .")
+    flags = (Tag.FLAGS, WriteFlag.IN_PLACE | WriteFlag.PARENTS)
+    assert users.write("a/b/c", b"1", flags, (Tag.USER, "web")).error is None
+    assert users.output("stat -c %U:%G:%a a a/b a/b/c").split() == ["web:web:755", "web:web:755", "web:web:644"]
+    assert users.write("a/b/c", b"2", flags).error == errno.EACCES
+    assert users.write("a/b/c", b"3", flags, (Tag.USER, "root")).error is None
+    assert users.output("stat -c %U:%G a/b/c; cat a/b/c").split() == ["root:root", "3"]
+    assert users.call(Op.CHMOD, (Tag.PATH, "a/b/c"), (Tag.MODE, 0o666), (Tag.USER, "root")).error is None
+    assert users.write("a/b/c", b"4", flags).error is None, "another's that may be written stays his"
+    assert users.output("stat -c %U:%G:%a a/b/c; cat a/b/c").split() == ["root:root:666", "4"]
+    assert users.write("a/b/c", b"5", flags, (Tag.MODE, 0o600)).error == errno.EPERM

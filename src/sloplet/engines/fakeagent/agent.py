@@ -225,10 +225,16 @@ class FakeAgent:
             raise _Refused(error, "user", f"no such user: {name}") from None
 
     def job(self, request: Fields) -> Job:
-        number = request.integer(Tag.PID)
-        if number not in self.jobs:
-            raise fail(errno.ESRCH, f"process {number}")
-        return self.jobs[number]
+        if (Tag.PID in request) == (Tag.OSPID in request):
+            raise fail(errno.EINVAL, "one of PID and OSPID is needed")
+        if Tag.PID in request:
+            job = self.jobs.get(request.integer(Tag.PID))
+        else:
+            same = [job for job in self.jobs.values() if job.os_pid == request.integer(Tag.OSPID)]
+            job = max(same, key=lambda job: (job.status is None, job.pid), default=None)
+        if job is None:
+            raise fail(errno.ESRCH, "no process with this number")
+        return job
 
     def metrics(self) -> Fields:
         kernel = self.kernel
@@ -278,7 +284,7 @@ class FakeAgent:
         timer = None
         if Tag.TIMEOUT_MS in request:
             timer = self.loop.call_later(request.integer(Tag.TIMEOUT_MS) / 1000, job.expire)
-        stream.reply(Fields((Tag.PID, job.pid)))
+        stream.reply(Fields((Tag.PID, job.pid), (Tag.OSPID, job.os_pid)))
         try:
             return await self.follow(job, follower, stdin=bool(flags & (ExecFlag.STDIN | ExecFlag.PTY)))
         finally:
@@ -322,7 +328,8 @@ class FakeAgent:
             wanted = request.integer(tag, 0)
             begin[channel] = ring.total if wanted < 0 else min(max(wanted, ring.oldest), ring.total)
         follower = new_follower(job, stream, request.integer(Tag.FLAGS, 0), begin)
-        stream.reply(Fields((Tag.PID, job.pid), (Tag.OFFSET_OUT, begin[1]), (Tag.OFFSET_ERR, begin[2])))
+        numbers = ((Tag.PID, job.pid), (Tag.OSPID, job.os_pid))
+        stream.reply(Fields(*numbers, (Tag.OFFSET_OUT, begin[1]), (Tag.OFFSET_ERR, begin[2])))
         return await self.follow(job, follower, stdin=False)
 
     async def follow(self, job: Job, follower: Follower, *, stdin: bool) -> Fields:
@@ -359,9 +366,12 @@ _KNOWN: dict[int, set[Tag]] = {
     Op.EXEC: {
         _T.ARGV, _T.ENV, _T.CWD, _T.USER, _T.FLAGS, _T.ROWS, _T.COLS, _T.TIMEOUT_MS, _T.RING, _T.TAG,
     },
-    Op.ATTACH: {_T.PID, _T.FLAGS, _T.FROM_OUT, _T.FROM_ERR}, Op.SIGNAL: {_T.PID, _T.SIGNUM, _T.FLAGS}, Op.PS: set(),
-    Op.FORGET: {_T.PID}, Op.READ: {_T.OFFSET, _T.LENGTH}, Op.WRITE: {_T.MODE, _T.FLAGS}, Op.LIST: {_T.FLAGS, _T.DEPTH},
-    Op.STAT: {_T.FLAGS}, Op.MKDIR: {_T.MODE, _T.FLAGS}, Op.REMOVE: {_T.FLAGS}, Op.MOVE: {_T.PATH2, _T.FLAGS},
+    Op.ATTACH: {_T.PID, _T.OSPID, _T.FLAGS, _T.FROM_OUT, _T.FROM_ERR},
+    Op.SIGNAL: {_T.PID, _T.OSPID, _T.SIGNUM, _T.FLAGS}, Op.PS: set(),
+    Op.FORGET: {_T.PID}, Op.READ: {_T.OFFSET, _T.LENGTH}, Op.WRITE: {_T.MODE, _T.FLAGS},
+    Op.LIST: {_T.FLAGS, _T.DEPTH, _T.PREFIX}, Op.GETXATTRS: {_T.PREFIX},
+    Op.SETXATTRS: {_T.FLAGS, _T.PREFIX, _T.ATTRIBUTE}, Op.STAT: {_T.FLAGS, _T.PREFIX},
+    Op.MKDIR: {_T.MODE, _T.FLAGS}, Op.REMOVE: {_T.FLAGS}, Op.MOVE: {_T.PATH2, _T.FLAGS},
     Op.CHMOD: {_T.MODE}, Op.CHOWN: {_T.OWNER}, Op.SYMLINK: {_T.PATH2}, Op.WATCH: {_T.FLAGS}, Op.METRICS: set(),
     Op.SHUTDOWN: {_T.TIMEOUT_MS}, Op.FREEZE: {_T.TIMEOUT_MS, _T.FLAGS}, Op.THAW: set(), Op.CHANGES: {_T.PATH, _T.FLAGS},
     Op.UNPACK: {_T.PATH},
@@ -372,7 +382,7 @@ def check_tags(op: int, request: Fields) -> None:
     """A tag or operation that is not known is refused, never ignored."""
     if op not in _KNOWN:
         raise ProtocolError(f"the agent does not know operation {op}")
-    known = _KNOWN[op] | {Tag.OP, Tag.USER} | ({Tag.PATH} if Op.READ <= op <= Op.WATCH else set())
+    known = _KNOWN[op] | {Tag.OP, Tag.USER} | ({Tag.PATH} if Op.READ <= op <= Op.SETXATTRS else set())
     for tag, _ in request:
         if tag not in known:
             raise ProtocolError(f"operation {op} does not know the field {tag.name}")

@@ -1,4 +1,4 @@
-"""The wire's file operations on the fake's files (docs/wire.md, operations 10 to 20)."""
+"""The wire's file operations on the fake's files (docs/wire.md, operations 10 to 22)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ...wire.schema import (
     WatchMask,
     WriteFlag,
 )
+from .attributes import Extras, prefix_of, read_attributes, set_attributes
 from .kernel import Kernel
 from .streams import Bell, Device
 from .vfs import EXECUTE, READ, WRITE, Cred, Node, Watcher, fail
@@ -42,6 +43,7 @@ class FileOps:
             Op.READ: self.read, Op.WRITE: self.write, Op.LIST: self.list, Op.STAT: self.stat, Op.MKDIR: self.mkdir,
             Op.REMOVE: self.remove, Op.MOVE: self.move, Op.CHMOD: self.chmod, Op.CHOWN: self.chown,
             Op.SYMLINK: self.symlink, Op.WATCH: self.watch,
+            Op.GETXATTRS: self.getxattrs, Op.SETXATTRS: self.setxattrs,
         }  # fmt: skip
 
     async def answer(self, stream: AgentStream, request: Fields, cred: Cred) -> Fields:
@@ -82,6 +84,8 @@ class FileOps:
             raise fail(errno.EACCES, path)
         if node is None and not folder.allows(cred, WRITE | EXECUTE):
             raise fail(errno.EACCES, path)
+        if flags & WriteFlag.IN_PLACE and not (node is not None and node.device):
+            return await self._in_place(stream, path, cred, mode, append=bool(flags & WriteFlag.APPEND))
         if flags & WriteFlag.APPEND:
             return await self._append(stream, path, cred, mode)
         if node is not None and node.device:
@@ -118,6 +122,27 @@ class FileOps:
         self.vfs.emit(WatchMask.MODIFIED, folder, name)
         return Fields((Tag.BYTES, count))
 
+    async def _in_place(self, stream: AgentStream, path: str, cred: Cred, mode: int | None, *, append: bool) -> Fields:
+        node = self.vfs.create(path, self.workdir, cred, 0o644 if mode is None else mode)
+        folder, name, _ = self.vfs.locate(path, self.workdir, cred, follow=True)
+        if not append:
+            self.vfs.truncate(node)
+        if cred.uid in (0, node.uid):
+            node.uid, node.gid = cred.uid, cred.gid
+            self.vfs.emit(WatchMask.ATTRIBUTES, folder, name)
+        if mode is not None and node.mode != mode:
+            self.vfs.chmod(path, self.workdir, cred, mode)
+        count = 0
+        try:
+            while (item := await stream.recv()) is not None:
+                data = item.data
+                while data:
+                    written = self.vfs.write(node, len(node.data), data)
+                    count, data = count + written, data[written:]
+        finally:
+            self.vfs.emit(WatchMask.MODIFIED, folder, name)
+        return Fields((Tag.BYTES, count))
+
     async def list(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         node = self.vfs.find(path, self.workdir, cred)
         if not node.is_dir:
@@ -126,12 +151,13 @@ class FileOps:
             raise fail(errno.EACCES, path)
         recursive = request.integer(Tag.FLAGS, 0) & ListFlag.RECURSIVE
         depth = min(request.integer(Tag.DEPTH, _MAX_DEPTH), _MAX_DEPTH) if recursive else 1
+        extras, base = Extras(self.kernel, request, cred), node.path().rstrip("/")
         buffer = b""
         for name, found in list(self.vfs.walk(node, cred, depth)):
             fields = Fields((Tag.NAME, name))
             for tag, value in stat_fields(found):
                 fields.add(tag, value)
-            buffer += encode_record(fields)
+            buffer += encode_record(extras.add(fields, found, f"{base}/{name}"))
             if len(buffer) > _PIECE // 2:
                 await stream.send(buffer)
                 buffer = b""
@@ -140,7 +166,16 @@ class FileOps:
 
     async def stat(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         follow = not request.integer(Tag.FLAGS, 0) & StatFlag.NOFOLLOW
-        return stat_fields(self.vfs.find(path, self.workdir, cred, follow=follow))
+        node = self.vfs.find(path, self.workdir, cred, follow=follow)
+        return Extras(self.kernel, request, cred).add(stat_fields(node), node, os.path.join(self.workdir, path))
+
+    async def getxattrs(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
+        for attribute in read_attributes(self.vfs, path, self.workdir, cred, prefix_of(request)):
+            await stream.send(encode_record(Fields((Tag.ATTRIBUTE, attribute))))
+        return Fields()
+
+    async def setxattrs(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
+        return Fields((Tag.COUNT, set_attributes(self.vfs, path, self.workdir, cred, request)))
 
     async def mkdir(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         parents = bool(request.integer(Tag.FLAGS, 0) & MkdirFlag.PARENTS)
@@ -180,6 +215,8 @@ class FileOps:
         node = self.vfs.find(path, self.workdir, cred)
         if not node.allows(cred, READ):
             raise fail(errno.EACCES, path)
+        if not node.is_dir and request.integer(Tag.FLAGS, 0) & WatchFlag.FOLDER:
+            raise fail(errno.ENOTDIR, path)
         bell, pending = Bell(), [b""]
         lost = False
 

@@ -46,6 +46,7 @@ class Node:
     target: str = ""
     device: str = ""
     program: str = ""
+    attributes: dict[bytes, bytes] = field(default_factory=dict)  # extended ones
     parent: Node | None = None  # of directories
     name: str = ""  # of directories
     mtime_ns: int = field(default_factory=time.time_ns)

@@ -18,8 +18,9 @@ from .accounts import Accounts
 from .answers import SPEAKING, Gone, refused, speak_api
 from .api import Api
 from .calls import Call
+from .codeserver import CodeServer
 from .envd import Envd, speaker_of
-from .guests import ENVD_PORT, OWN_PORTS, Guests
+from .guests import CODE_PORT, ENVD_PORT, OWN_PORTS, TOKEN_HEADER, Guests
 from .networks import Networks
 from .records import Record, Records
 from .sandboxes import Sandboxes
@@ -31,6 +32,7 @@ from .volumes import Volumes
 if TYPE_CHECKING:
     from ..state import ServerState
 
+TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
@@ -50,7 +52,9 @@ class Facade:
         self.sandboxes = Sandboxes(self)
         self.envd = Envd()
         self.guests = Guests(self)
-        self.api = Api(self, (*self.sandboxes.routes, *self.templates.routes, *self.volumes.routes))
+        self.code = CodeServer()
+        parts = (self.sandboxes, self.networks, self.templates, self.volumes)
+        self.api = Api(self, [route for part in parts for route in part.routes])
 
     def start(self) -> None:
         """In the server's loop. Idempotent."""
@@ -68,6 +72,7 @@ class Facade:
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
+        self.envd.close()
         self.records.close()
 
     # -- the control plane -------------------------------------------------------------
@@ -141,10 +146,14 @@ class Facade:
         if key is None:
             raise refused(401, "the key that made this sandbox is not valid any more")
         if record.secure and scope["path"] != "/health":
-            self._check_token(record, scope, headers)
+            self._check_token(place, record, scope, headers)
         return Caller(key, self.server.tenants.get(record.tenant), request_id, "", address)
 
-    def _check_token(self, record: Record, scope: Scope, headers: dict[str, str]) -> None:
+    def _check_token(self, place: Place, record: Record, scope: Scope, headers: dict[str, str]) -> None:
+        if place.port == CODE_PORT and scope["path"].startswith("/contexts"):  # clients show it for cells only
+            if not record.public and not self.tokens.opens("traffic", record.sandbox, headers.get(TRAFFIC, "")):
+                raise refused(403, "this sandbox is not public: send its traffic access token")
+            return
         shown = headers.get("x-access-token")
         if shown is None and scope["path"] == "/files":
             tokens.check_signed(_query(scope), _operation(scope), self.tokens.of("envd", record.sandbox))
@@ -166,7 +175,7 @@ class Facade:
             if place.port == ENVD_PORT:
                 await self.envd.serve(call)
             else:
-                raise Gone(record.sandbox, "The sandbox is running but port is not open")
+                await self.code.serve(call)
         except SlopletError as error:
             from .calls import is_gone
 
@@ -194,8 +203,13 @@ class Facade:
         """What E2B's programs find in the environment of every command."""
         return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.sandbox, "E2B_TEMPLATE_ID": record.template}
 
+    def fill(self, tenant: str, value: str) -> str | None:
+        """A header's value, with the tenant's secrets in it; None: there is none, and what needs it is refused."""
+        return value
+
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
+        self.networks.forget(sandbox)
 
 
 def _port(text: str) -> int:

@@ -13,7 +13,10 @@ from ...wire.schema import Op
 from . import connect
 from .answers import Gone, Speaker, dump, refused, rpc_error, speak_plain, speak_rpc
 from .calls import Call
+from .filesystem import Filesystem, told
 from .processes import Processes
+from .transfers import compose, download, upload
+from .watchers import Watchers
 
 if TYPE_CHECKING:
     pass
@@ -34,20 +37,38 @@ class Envd:
     """One per server."""
 
     def __init__(self) -> None:
-        self.processes = processes = Processes()
+        processes, files = Processes(), Filesystem()
+        self._watchers = watchers = Watchers()
         self._unary: dict[str, Unary] = {
             "/process.Process/List": processes.list,
             "/process.Process/SendSignal": processes.send_signal,
             "/process.Process/SendInput": processes.send_input,
             "/process.Process/CloseStdin": processes.close_stdin,
             "/process.Process/Update": processes.update,
+            "/filesystem.Filesystem/Stat": files.stat,
+            "/filesystem.Filesystem/MakeDir": files.make_dir,
+            "/filesystem.Filesystem/Move": files.move,
+            "/filesystem.Filesystem/ListDir": files.list_dir,
+            "/filesystem.Filesystem/Remove": files.remove,
+            "/filesystem.Filesystem/CreateWatcher": watchers.create,
+            "/filesystem.Filesystem/GetWatcherEvents": watchers.events,
+            "/filesystem.Filesystem/RemoveWatcher": watchers.remove,
         }
         self._streams: dict[str, Streamed] = {
             "/process.Process/Start": processes.start,
             "/process.Process/Connect": processes.connect,
             "/process.Process/StreamInput": processes.stream_input,
+            "/filesystem.Filesystem/WatchDir": watchers.watch_dir,
         }
-        self._plain: dict[tuple[str, str], Plain] = {("GET", "/health"): health}
+        self._plain: dict[tuple[str, str], Plain] = {
+            ("GET", "/health"): health,
+            ("GET", "/files"): download,
+            ("POST", "/files"): upload,
+            ("POST", "/files/compose"): compose,
+        }
+
+    def close(self) -> None:
+        self._watchers.close()
 
     async def serve(self, call: Call) -> None:
         path, method = call.scope["path"], call.scope["method"]
@@ -79,7 +100,7 @@ async def _unary(handler: Unary, call: Call) -> None:
     try:
         found = await handler(call, await connect.unary(call.receive))
     except SlopletError as error:
-        raise call.gone(error) from None
+        raise told(call.gone(error)) from None
     await answer(call, dump(found))
 
 
@@ -116,10 +137,15 @@ async def _stream(handler: Streamed, call: Call) -> None:
     await connect.either(asyncio.ensure_future(work()), asyncio.ensure_future(gone()))
 
 
+def abort(scope: Scope) -> None:
+    """Reset the connection: an answer that only stops would be taken for a whole one by some, a fault by others."""
+    if (reset := scope.get("sloplet.abort")) is not None:
+        reset()
+
+
 async def cut(call: Call) -> None:
-    """End an answer that has begun, of a sandbox that is not there any more. The connection is reset: one that only
-    ends is taken for a whole answer by some clients, for a fault by others. They ask at once whether the sandbox runs,
-    so it is waited for until it is known that it does not."""
+    """``abort`` the answer of a sandbox that is not there any more. Clients ask at once whether it runs, so it is
+    waited for until it is known that it does not."""
     with suppress(TimeoutError, SlopletError):
         async with asyncio.timeout(_ENDING):
             while True:
@@ -127,8 +153,7 @@ async def cut(call: Call) -> None:
                 if info.state not in ("running", "starting"):
                     break
                 await asyncio.sleep(_AGAIN)
-    if (reset := call.scope.get("sloplet.abort")) is not None:
-        reset()
+    abort(call.scope)
 
 
 async def answer(call: Call, body: bytes, status: int = 200, kind: str = "application/json") -> None:

@@ -13,7 +13,15 @@ import signal
 from typing import Any
 
 from ...controller import Stream
-from ...errors import CommandError, CommandNotFound, ProcessNotFound, SlopletError, SpecError
+from ...errors import (
+    CommandError,
+    ProcessLimit,
+    ProcessNotFound,
+    SlopletError,
+    SpecError,
+    UserNotFound,
+    WorkdirInvalid,
+)
 from ...process import exec_request
 from ...wire.fields import Fields
 from ...wire.mux import request
@@ -44,9 +52,11 @@ class Processes:
         pty = asked.get("pty")
         size = _size(pty) if isinstance(pty, dict) else None
         user = call.user
+        argv = [_text(process, "cmd"), *_texts(process.get("args"))]
+        cwd = await _cwd(call, process.get("cwd"), user)
         fields = _exec(
-            [_text(process, "cmd"), *_texts(process.get("args"))],
-            cwd=await _cwd(call, process.get("cwd"), user),
+            argv,
+            cwd=cwd,
             env={**call.facade.environment(call.record), **_env(process.get("envs"))},
             user=user,
             timeout=connect.seconds_of(call.headers),
@@ -59,7 +69,7 @@ class Processes:
             try:
                 started = await stream.started()
             except SlopletError as error:
-                raise _not_started(call, error, process) from None
+                raise _not_started(call, error, argv, cwd) from None
             await self._follow(call, out, stream, started, pty=size is not None)
         finally:
             stream.reset()
@@ -205,15 +215,18 @@ def _unknown(pid: int) -> Refused:
     return rpc_error("not_found", f"process with pid {pid} not found")
 
 
-def _not_started(call: Call, error: SlopletError, process: dict[str, Any]) -> SlopletError:
+def _not_started(call: Call, error: SlopletError, argv: list[str], cwd: str | None) -> SlopletError:
     if is_gone(error):
         return call.gone(error)
-    said = str(error)
-    if isinstance(error, CommandNotFound):
-        return rpc_error("invalid_argument", f"error starting process: {said}")
-    if isinstance(error, CommandError) and "user" in said:
+    if isinstance(error, UserNotFound):
         return rpc_error("unauthenticated", f"invalid username: '{call.user}'")
-    return rpc_error("invalid_argument", said) if isinstance(error, (CommandError, SpecError)) else error
+    if isinstance(error, WorkdirInvalid):
+        return rpc_error("invalid_argument", f"cwd '{cwd}' does not exist")
+    if isinstance(error, ProcessLimit):
+        return rpc_error("resource_exhausted", f"error starting process '{argv[0]}': {error.message}")
+    if isinstance(error, (CommandError, SpecError)):
+        return rpc_error("invalid_argument", f"error starting process '{argv[0]}': {error.message}")
+    return error
 
 
 async def _cwd(call: Call, given: Any, user: str | None) -> str | None:

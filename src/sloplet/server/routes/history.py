@@ -10,8 +10,8 @@ from pydantic import Field
 
 from ...controller import Snapshot as Saved
 from ...errors import SnapshotNotFound, SpecError
-from ...spec import MAX_FORK, MAX_UNDO
-from ..asked import Name
+from ...spec import MAX_FORK, MAX_UNDO, parse_duration
+from ..asked import Duration, Name
 from ..caller import CallerOf, ServerOf
 from ..documents import PROBLEMS, Diff, Items, SandboxInfo, Snapshot, sandboxes
 from ..documents import Request as Asked
@@ -25,15 +25,20 @@ _Role = Literal["snapshot", "template", "pause", "checkpoint", "undo", "fork", "
 RoleOf = Annotated[_Role | Literal["all"], Query(description="Why it was saved")]
 
 
+_MEMORY: bool = Field(default=True, description="false: its files only, also where more can be saved")
+
+
 class SnapshotCreate(Asked):
     name: Name | None = None
     role: Literal["snapshot", "template", "undo"] = "snapshot"
     note: str = Field(default="", max_length=1000)
+    memory: bool = _MEMORY
 
 
 class TemplateCreate(Asked):
     sandbox: Ref = Field(description="The id or name of the sandbox that it is made of")
     name: Name
+    memory: bool = _MEMORY
 
 
 class RollbackAsked(Asked):
@@ -48,6 +53,7 @@ class ForkAsked(Asked):
     count: int = Field(default=1, ge=1, le=MAX_FORK)
     names: list[Name] | None = Field(default=None, max_length=MAX_FORK, description="As many as copies; all different")
     snapshot: Ref | None = Field(default=None, description="Copies of how it was then, not of how it is")
+    ttl: Duration | None = Field(default=None, description="What each has to live; none: as its settings say")
 
 
 class AppliedMarks(Asked):
@@ -74,7 +80,8 @@ async def snapshot(box: str, asked: SnapshotCreate, caller: CallerOf) -> Snapsho
         raise SpecError("a template needs a name", hint="POST /v1/templates makes one, too")
     controller = caller.tenant.controller
     info = await controller.find(box)
-    return Snapshot.of(await controller.snapshot(info.id, asked.name, role=asked.role, note=asked.note))
+    made = await controller.snapshot(info.id, asked.name, role=asked.role, note=asked.note, memory=asked.memory)
+    return Snapshot.of(made)
 
 
 @router.post("/sandboxes/{box}/rollback")
@@ -101,12 +108,13 @@ async def fork(
     names = asked.names
     if names is not None and (len(names) != asked.count or len({name.casefold() for name in names}) != asked.count):
         raise SpecError(f"{asked.count} copies need {asked.count} different names, not {len(names)}")
+    ttl = None if asked.ttl is None else parse_duration(asked.ttl, "ttl")
     controller = caller.tenant.controller
 
     async def work() -> Items[SandboxInfo]:
         info = await controller.find(box)
         source = None if asked.snapshot is None else (await controller.find_snapshot(asked.snapshot, info.id)).id
-        made = await controller.fork(info.id, asked.count, names=names, snapshot=source)
+        made = await controller.fork(info.id, asked.count, names=names, snapshot=source, ttl=ttl)
         return Items[SandboxInfo](items=sandboxes(made))
 
     async def look(since: float) -> Items[SandboxInfo] | None:
@@ -191,7 +199,7 @@ async def create_template(
 
     async def work() -> Snapshot:
         info = await controller.find(asked.sandbox)
-        return Snapshot.of(await controller.snapshot(info.id, asked.name, role="template"))
+        return Snapshot.of(await controller.snapshot(info.id, asked.name, role="template", memory=asked.memory))
 
     async def look(since: float) -> Snapshot | None:
         try:

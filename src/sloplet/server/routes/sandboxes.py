@@ -6,11 +6,14 @@ import asyncio
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from ...controller import SandboxInfo as Info
 from ...errors import SandboxNotFound
 from ...finding import create_or_find
 from ...labels import matches, parse_wanted
+from ...quantities import MAX_SECONDS
+from ...spec import check_ttl
 from ..asked import SandboxCreate, prepared
 from ..caller import Caller, CallerOf, ServerOf
 from ..documents import (
@@ -23,9 +26,21 @@ from ..documents import (
     Page,
     SandboxInfo,
 )
+from ..documents import Request as Asked
 from ..idempotency import IdempotencyKey, Job
 from ..pages import CursorOf, LimitOf, paged
 from ..state import ServerState
+
+
+class TtlAsked(Asked):
+    ttl: Annotated[float, Field(ge=0, le=MAX_SECONDS)] | Annotated[str, Field(max_length=40)] | None = Field(
+        description='Seconds, or "10m"; 0: not any longer; null: for ever'
+    )
+
+
+class PauseAsked(Asked):
+    memory: bool = Field(default=True, description="false: only its files are kept, and nothing runs when it wakes")
+
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], responses=PROBLEMS)
 
@@ -162,11 +177,20 @@ async def delete(box: str, caller: CallerOf) -> Response:
 # -- asleep and awake ----------------------------------------------------------------------------------------------
 
 
+@router.put("/{box}/ttl")
+async def set_ttl(box: str, asked: TtlAsked, caller: CallerOf) -> SandboxInfo:
+    """From now on it has that long to live; then it ends, or sleeps where `on_ttl` says so. Of one that sleeps, too. A
+    key that has a `max_ttl` gives no more than that. With 0 it is done when this is answered: `state` tells."""
+    controller = caller.tenant.controller
+    return SandboxInfo.of(await controller.set_ttl((await controller.find(box)).id, check_ttl(asked.ttl)))
+
+
 @router.post("/{box}/pause")
-async def pause(box: str, caller: CallerOf) -> SandboxInfo:
+async def pause(box: str, caller: CallerOf, asked: PauseAsked | None = None) -> SandboxInfo:
     """Write its memory and disk, and free everything else. Use wakes it. Idempotent."""
     controller = caller.tenant.controller
-    return SandboxInfo.of(await controller.pause((await controller.find(box)).id))
+    memory = asked is None or asked.memory
+    return SandboxInfo.of(await controller.pause((await controller.find(box)).id, memory=memory))
 
 
 @router.post("/{box}/resume")

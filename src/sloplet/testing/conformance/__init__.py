@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from .attaching import TestAttach, TestProcesses
 from .commands import TestInput, TestOutput, TestRun, TestTimeout
+from .entries import TestAttributes, TestEntries, TestInPlace
 from .files import TestFileErrors, TestFiles, TestLinks
 from .flow import TestConcurrency, TestFlowControl
 from .lifecycle import TestDeath, TestLifeCycle, TestNames
@@ -25,6 +26,7 @@ from .limits import TestGuarantees, TestLimits, TestMetricsAndEvents
 from .living import TestLiveState, TestSnapshots
 from .network import TestEgress, TestPorts
 from .refusals import TestBadCommands, TestBadInput, TestBadPlaces
+from .sleeping import TestFilesOnly, TestTimeToLive
 from .spawning import TestCancel, TestSpawn
 from .support import box, capabilities, controller, make_box
 from .terminals import TestTerminal
@@ -34,10 +36,10 @@ from .watching import TestWatch
 from .wire import TestWire
 
 __all__ = [
-    "TestAttach", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel", "TestConcurrency", "TestDeath",
-    "TestDownload", "TestEgress", "TestFileErrors", "TestFiles", "TestFlowControl", "TestGuarantees", "TestInput",
-    "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput",
-    "TestPorts", "TestProcesses", "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout",
-    "TestUpload", "TestVolumes", "TestWatch", "TestWire", "box", "capabilities", "controller", "folder", "make_box",
-    "volume",
+    "TestAttach", "TestAttributes", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel",
+    "TestConcurrency", "TestDeath", "TestDownload", "TestEgress", "TestEntries", "TestFileErrors", "TestFiles",
+    "TestFilesOnly", "TestFlowControl", "TestGuarantees", "TestInPlace", "TestInput", "TestLifeCycle", "TestLimits",
+    "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestPorts", "TestProcesses",
+    "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeToLive", "TestTimeout", "TestUpload",
+    "TestVolumes", "TestWatch", "TestWire", "box", "capabilities", "controller", "folder", "make_box", "volume",
 ]  # fmt: skip

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from ...errors import ProcessNotFound
 from ...sync import Sandbox
 from .support import inner, read_until, run_async, wait_ended
 
@@ -34,6 +37,20 @@ class TestProcesses:
         process = box.spawn("sleep 1000")
         box.signal(process.pid, "KILL")
         assert process.wait().exit_code == 137
+
+    def test_the_kernels_number(self, box: Sandbox) -> None:
+        process = box.spawn("echo $$; exec sleep 1000", detached=True)
+        assert process.os_pid == int(read_until(process, "\n"))
+        assert next(item for item in box.processes() if item.pid == process.pid).os_pid == process.os_pid
+        follower = box.attach(process.os_pid, by_os_pid=True)
+        assert (follower.pid, follower.os_pid) == (process.pid, process.os_pid)
+        with pytest.raises(ProcessNotFound):
+            box.attach(2**22 + 1, by_os_pid=True)
+        with pytest.raises(ProcessNotFound):
+            box.signal(2**22 + 1, by_os_pid=True)
+        box.signal(process.os_pid, "KILL", by_os_pid=True)
+        assert process.wait().exit_code == follower.wait().exit_code == 137
+        assert box.attach(process.os_pid, by_os_pid=True).wait().exit_code == 137
 
 
 class TestAttach:

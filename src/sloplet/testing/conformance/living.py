@@ -17,7 +17,7 @@ from ...errors import (
     UnsupportedOperation,
 )
 from ...sync import Sandbox
-from .support import MakeBox, needs
+from .support import MakeBox, needs, read_until
 
 _COUNTER = 'n=0; while :; do n=$((n+1)); echo "$n"; echo "$n" > count; sleep 0.05; done'
 
@@ -170,6 +170,24 @@ class TestLiveState:
             if len(lines) > seen + 3:
                 break
         assert lines == [str(number) for number in range(1, len(lines) + 1)]  # nothing lost, nothing twice
+
+    def test_processes_keep_their_numbers_and_files_their_attributes(
+        self, make_box: MakeBox, capabilities: Capabilities
+    ) -> None:
+        needs(capabilities.live_snapshots, "this engine cannot save processes")
+        box = make_box()
+        box.files.write("f", "x")
+        box.files.set_attributes("f", {"user.a": "1"})
+        process = box.spawn("echo $$; while read x; do echo $$; done", stdin=True, detached=True)
+        assert int(read_until(process, "\n")) == process.os_pid
+        box.pause()
+        assert box.files.attributes("f") == {"user.a": b"1"}
+        follower = box.attach(process.os_pid, by_os_pid=True, replay=False)
+        assert (follower.pid, follower.os_pid) == (process.pid, process.os_pid)
+        follower.send("\n")
+        assert int(read_until(follower, "\n")) == process.os_pid
+        box.signal(process.os_pid, "KILL", by_os_pid=True)
+        assert follower.wait().exit_code == 137
 
     def test_rollback_brings_processes_back(self, make_box: MakeBox, capabilities: Capabilities) -> None:
         needs(capabilities.live_snapshots, "this engine cannot save processes")

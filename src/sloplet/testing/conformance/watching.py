@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from ...results import FileChange
 from ...sync import Sandbox
 
@@ -53,6 +55,29 @@ class TestWatch:
         box.files.mkdir("d")
         seen = _changes(box, lambda: box.files.write("d/f", "x"), "f")
         assert _has(seen, "created modified renamed", "f")
+
+    def test_written_in_place(self, box: Sandbox) -> None:
+        box.files.mkdir("d")
+        data = b"x" * 300_000
+
+        def action() -> None:
+            box.files.write("d/f", data, in_place=True)
+            box.files.write("d/f", data, in_place=True)
+            box.files.write("d/last", b"", in_place=True)
+
+        seen = _changes(box, action, "last")
+        assert [(change.kind, change.name) for change in seen] == [
+            ("created", "f"), ("attributes", "f"), ("modified", "f"),
+            ("attributes", "f"), ("modified", "f"), ("created", "last"),
+        ]  # fmt: skip
+
+    def test_only_folders(self, box: Sandbox) -> None:
+        box.files.write("f", "x")
+        with pytest.raises(NotADirectoryError):
+            list(box.files.watch("f", folder=True))
+        with pytest.raises(FileNotFoundError):
+            list(box.files.watch("missing", folder=True))
+        assert next(iter(box.files.watch(".", folder=True))).kind == "ready"
 
     def test_attributes(self, box: Sandbox) -> None:
         box.files.write("d/f", "x")

@@ -1,4 +1,4 @@
-/* READ and WRITE: a file's bytes over a stream, a piece at a time. */
+/* WRITE: a file's bytes from a stream, to a temporary file beside the target or to the file itself. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,101 +14,10 @@
 #include "loop.h"
 #include "path.h"
 
-struct reading {
-    int fd;
-    int64_t offset, left, bytes;
-};
-
-static enum pump read_pump(struct stream *s)
-{
-    struct reading *r = s->ctx;
-    uint8_t buf[16];
-    struct fw w = {buf, 0, sizeof buf, false};
-
-    for (int frames = 0; frames < 4 && r->left > 0; frames++) {
-        size_t max;
-        uint8_t *to = stream_data_begin(s, &max);
-        ssize_t n;
-
-        if (!to)
-            return s->send_credit ? PUMP_AGAIN : PUMP_WAIT;
-        if ((int64_t)max > r->left)
-            max = (size_t)r->left;
-        do
-            n = pread(r->fd, to, max, r->offset);
-        while (n < 0 && errno == EINTR);
-        if (n < 0) {
-            stream_fail(s, errno, "path", "reading failed: %s", strerror(errno));
-            return PUMP_GONE;
-        }
-        if (n == 0)
-            r->left = 0;
-        else
-            stream_data_commit(s, CHANNEL_OUT, (size_t)n);
-        r->offset += n;
-        r->bytes += n;
-        r->left -= n < r->left ? n : r->left;
-    }
-    if (r->left > 0)
-        return PUMP_AGAIN;
-    fw_int(&w, TAG_BYTES, r->bytes);
-    stream_close(s, &w);
-    return PUMP_GONE;
-}
-
-static void read_release(struct stream *s)
-{
-    struct reading *r = s->ctx;
-
-    close(r->fd);
-    free(r);
-}
-
-void op_read(struct stream *s, const struct fields *f)
-{
-    static const struct stream_ops ops = {.pump = read_pump, .release = read_release};
-    struct call c;
-    struct reading *r;
-    struct stat st;
-    uint8_t buf[128];
-    struct fw w = {buf, 0, sizeof buf, false};
-    int fd, error = 0;
-
-    if (fields_int(f, TAG_OFFSET, 0) < 0 || fields_int(f, TAG_LENGTH, 0) < 0) {
-        stream_fail(s, EINVAL, NULL, "an offset or length below zero");
-        return;
-    }
-    if (!call_begin(s, f, 0, &c))
-        return;
-    fd = path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
-    if (fd < 0 || fstat(fd, &st) < 0)
-        error = errno;
-    else if (S_ISDIR(st.st_mode))
-        error = EISDIR;
-    else if (!S_ISREG(st.st_mode))
-        error = EINVAL; /* a fifo or a device may never end, or never begin */
-    r = error ? NULL : calloc(1, sizeof *r);
-    if (!r) {
-        if (fd >= 0)
-            close(fd);
-        call_fail(s, error ? error : ENOMEM, "read", c.path);
-        return;
-    }
-    user_leave();
-    r->fd = fd;
-    r->offset = fields_int(f, TAG_OFFSET, 0);
-    r->left = fields_int(f, TAG_LENGTH, INT64_MAX);
-    s->ctx = r;
-    s->ops = &ops;
-    stat_fields(&w, &st, NULL);
-    stream_reply(s, &w);
-    stream_ready(s);
-}
-
 struct writing {
     struct source out; /* the open file; watched only where it can be full */
     struct stream *stream;
-    struct user user;
+    struct user user, owner; /* who writes; whom it is given to, if its uid is not -1 */
     int dir;                   /* holds name and temp */
     char name[256], temp[24];  /* temp is empty when written in place */
     mode_t mode;
@@ -144,6 +53,8 @@ static void write_finish(struct stream *s)
         error = user_enter(&w->user);
         if (!error && w->keep_owner && fchown(w->out.fd, w->uid, w->gid) < 0)
             w->keep_owner = false; /* only root may give files away */
+        if (!error && w->owner.uid != (uid_t)-1 && fchown(w->out.fd, w->owner.uid, w->owner.gid) < 0)
+            error = errno;
         if (!error && !has_mode(w->out.fd, w->mode) && fchmod(w->out.fd, w->mode) < 0)
             error = errno;
         if (!error && w->exclusive)
@@ -311,6 +222,34 @@ static int open_in_place(struct writing *w, int flags)
     return openat(w->dir, w->name, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC | flags, w->mode);
 }
 
+/* The file itself, which is then the user's, if that may be: also where it was before, so that watchers see one change of
+ * attributes each time. The fd, or -1 with errno. */
+static int open_and_own(struct writing *w, int64_t flags, bool exists, bool mode_given)
+{
+    mode_t mask = umask(0);
+    int fd = open_in_place(w, O_CREAT | (w->exclusive ? O_EXCL : 0) | (flags & WRITE_FLAG_APPEND ? O_APPEND : O_TRUNC));
+
+    umask(mask);
+    if (fd < 0)
+        return -1;
+    if (w->owner.uid != (uid_t)-1 && fchown(fd, w->owner.uid, w->owner.gid) < 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    if (w->owner.uid == (uid_t)-1 && fchown(fd, w->user.uid, w->user.gid) < 0) {
+        /* another's file that may be written: only root may take it */
+    }
+    if ((mode_given || !exists) && !has_mode(fd, w->mode) && fchmod(fd, w->mode) < 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    return fd;
+}
+
 /* Opens what will be written. The fd, or -1 with errno. */
 static int open_target(struct writing *w, int64_t flags, bool mode_given, const struct stat *old)
 {
@@ -326,6 +265,8 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
         return -1;
     if (exists && !mode_given)
         w->mode = old->st_mode & 07777;
+    if (flags & WRITE_FLAG_IN_PLACE && (!exists || regular))
+        return open_and_own(w, flags, exists, mode_given);
     if ((flags & WRITE_FLAG_APPEND) || (exists && !regular))
         return open_in_place(w, (exists ? 0 : O_CREAT) | (w->exclusive ? O_EXCL : 0) |
                                     (flags & WRITE_FLAG_APPEND ? O_APPEND : 0));
@@ -368,8 +309,8 @@ void op_write(struct stream *s, const struct fields *f)
         stream_fail(s, ENOMEM, NULL, "the agent has no memory");
         return;
     }
-    if (!want_mode(s, f, 0644, &mode) ||
-        !call_begin(s, f, WRITE_FLAG_APPEND | WRITE_FLAG_EXCLUSIVE | WRITE_FLAG_PARENTS, &c)) {
+    if (!want_mode(s, f, 0644, &mode) || !want_owner(s, f, &w->owner) ||
+        !call_begin(s, f, WRITE_FLAG_APPEND | WRITE_FLAG_EXCLUSIVE | WRITE_FLAG_PARENTS | WRITE_FLAG_IN_PLACE, &c)) {
         free(w);
         return;
     }
@@ -379,7 +320,7 @@ void op_write(struct stream *s, const struct fields *f)
     w->mode = mode;
     w->exclusive = c.flags & WRITE_FLAG_EXCLUSIVE;
     if (c.flags & WRITE_FLAG_PARENTS)
-        error = make_parents(c.path, 0755, false);
+        error = make_parents(c.path, 0755, false, &w->owner);
     if (!error)
         error = find_target(w, c.path, &old);
     if (!error) {
