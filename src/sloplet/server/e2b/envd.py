@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.types import Scope
 
 from ...errors import SlopletError
 from ...wire.mux import request
@@ -17,9 +19,6 @@ from .filesystem import Filesystem, told
 from .processes import Processes
 from .transfers import compose, download, upload
 from .watchers import Watchers
-
-if TYPE_CHECKING:
-    pass
 
 _ENDING, _AGAIN = 10.0, 0.05  # seconds that an end may take after its beginning, and between two looks
 
