@@ -24,7 +24,9 @@ from .audit import REFUSED, first_word
 from .caller import BODY_KEY, SCOPE_KEY, Caller
 from .e2b.answers import SPEAKING, Speaker, Told
 from .e2b.door import Facade
+from .e2b.guests import OWN_PORTS
 from .e2b.keys import from_e2b
+from .e2b.settings import domain_of
 from .limits import Ticket
 from .logs import log
 from .names.parts import Place
@@ -48,6 +50,8 @@ class Guard:
         self._server = server
         settings = server.settings
         ours = {"localhost", "127.0.0.1", "::1", settings.host, settings.domain, *settings.names}
+        if settings.e2b is not None:
+            ours |= {domain_of(settings.domain), f"api.{domain_of(settings.domain)}"}
         self._ours = frozenset(ours if settings.loopback else {*ours, own_name()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,6 +78,9 @@ class Guard:
                     await passing.preflight()
                     return
             app = self._app
+            if place is not None and place.port not in OWN_PORTS:
+                await self._server.names(scope, receive, send, place)
+                return
             if place is not None and facade is not None:
                 self._admit_visitor(
                     passing, lambda: facade.admit(place, scope, headers, passing.request_id, passing.address)

@@ -32,7 +32,8 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{1,
 #: Which of them a request gets was never agreed: two would be read differently by a proxy and by us.
 SINGLE = frozenset(
     ("host", "origin", "authorization", "x-api-key", "content-length", "content-type", "content-encoding",
-     "transfer-encoding", "sloplet-tenant", "sloplet-client", "idempotency-key")
+     "transfer-encoding", "sloplet-tenant", "sloplet-client", "idempotency-key", "e2b-sandbox-id", "e2b-sandbox-port",
+     "x-access-token")
 )  # fmt: skip
 
 

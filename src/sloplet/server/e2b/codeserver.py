@@ -12,7 +12,7 @@ from ...errors import SlopletError
 from . import connect, interpreter
 from .answers import Gone, dump, refused
 from .calls import Call
-from .envd import abort, answer
+from .envd import answer, cut
 from .interpreter import InterpreterError
 
 Handler = Callable[[Call], Awaitable[None]]
@@ -66,7 +66,7 @@ async def execute(call: Call) -> None:
         except SlopletError as error:
             if not isinstance(call.gone(error), Gone):
                 raise
-            abort(call.scope)
+            await cut(call)
             return
         await _tell(call, b"", more=False)
 

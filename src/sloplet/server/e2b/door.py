@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -9,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...errors import SlopletError
 from ..caller import SCOPE_KEY, Caller
+from ..logs import log
 from ..names.parts import Place
 from . import tokens
 from .accounts import Accounts
@@ -17,12 +20,13 @@ from .api import Api
 from .calls import Call
 from .codeserver import CodeServer
 from .envd import Envd, speaker_of
+from .guests import CODE_PORT, ENVD_PORT, OWN_PORTS, TOKEN_HEADER, Guests
 from .metrics import Metrics
 from .networks import Networks
 from .records import Record, Records
 from .sandboxes import Sandboxes
 from .secrets import Secrets
-from .settings import E2BSettings
+from .settings import E2BSettings, domain_of
 from .teams import Teams
 from .templates import Templates
 from .tokens import Tokens
@@ -31,8 +35,7 @@ from .volumes import Volumes
 if TYPE_CHECKING:
     from ..state import ServerState
 
-ENVD_PORT, CODE_PORT = 49983, 49999
-TRAFFIC = "e2b-traffic-access-token"  #: the header that opens ports that are not public
+TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
@@ -41,6 +44,8 @@ class Facade:
     def __init__(self, server: ServerState, settings: E2BSettings) -> None:
         self.server = server
         self.settings = settings
+        self._preparing: asyncio.Task[None] | None = None
+        self.tls_port: int | None = None  #: beside the server's own, once it listens
         self.tokens = Tokens(server.home)
         self.records = Records(server.home)
         self.accounts = Accounts()
@@ -52,6 +57,7 @@ class Facade:
         self.metrics = Metrics(self)
         self.teams = Teams(self)
         self.envd = Envd()
+        self.guests = Guests(self)
         self.code = CodeServer()
         parts = (
             self.sandboxes, self.networks, self.templates, self.volumes, self.secrets, self.metrics, self.teams,
@@ -59,9 +65,22 @@ class Facade:
         self.api = Api(self, [route for part in parts for route in part.routes])
 
     def start(self) -> None:
+        """In the server's loop. Idempotent."""
         self.metrics.start()
+        prepare = getattr(self.templates, "prepare", None)
+        if self.settings.prepare and prepare is not None and self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare(prepare))
+
+    async def _prepare(self, prepare: Callable[[Callable[[str], None]], Awaitable[None]]) -> None:
+        try:
+            await prepare(log.info)
+        except SlopletError as error:
+            log.error(f"the images of E2B's own templates were not made: {error}")
 
     async def aclose(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
         self.envd.close()
         await self.metrics.aclose()
         await self.volumes.aclose()
@@ -79,31 +98,46 @@ class Facade:
 
     def domain(self, host: str) -> str:
         """What the names of sandboxes end in, as clients know it: with the port that they came by."""
-        name, _, port = host.partition(":")
-        own = self.server.settings.domain
-        if name.casefold().startswith("api."):
+        if host.casefold().startswith("api."):
             return host[4:]
-        at = port or self.server.url.rpartition(":")[2]
+        own = domain_of(self.server.settings.domain)
+        if self.tls_port is not None:  # programs put https:// before what they are told
+            return f"{own}:{self.tls_port}"
+        port = host.rpartition(":")[2]
+        at = port if port.isdecimal() else self.server.url.rpartition(":")[2]
         return own if not at.isdecimal() or at in ("80", "443") else f"{own}:{at}"
 
     # -- the data plane ----------------------------------------------------------------
 
     def place(self, named: Place | None, scope: Scope, headers: dict[str, str]) -> Place | None:
-        """Which service of which sandbox a request is for, by its host or its headers. None: it is for none of ours."""
-        if scope["type"] != "http":
-            return None
+        """Which port of which sandbox a request is for, by its host or its headers: one of ``OWN_PORTS``, or, by
+        headers only, a server inside. None: it is for none of ours."""
+        sandbox = headers.get("e2b-sandbox-id")
         if named is not None:
-            found = named if named.port in (ENVD_PORT, CODE_PORT) and self.records.find(named.sandbox) else None
-        elif (sandbox := headers.get("e2b-sandbox-id")) is not None:
-            port = headers.get("e2b-sandbox-port", str(ENVD_PORT))
-            found = Place(int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0, sandbox)
-        elif scope["path"] == "/files" and b"signature=" in scope["query_string"]:
+            if named.port not in OWN_PORTS or not self._serves(named):
+                return None
+            found = named
+        elif sandbox is not None:
+            found = Place(_port(headers.get("e2b-sandbox-port", str(ENVD_PORT))), sandbox)
+        elif scope["type"] == "http" and scope["path"] == "/files" and b"signature=" in scope["query_string"]:
             found = Place(ENVD_PORT, self._signed_for(scope))
         else:
             return None
-        if found is not None:
-            scope[SPEAKING] = speaker_of(scope["path"])
+        if found.port not in OWN_PORTS:
+            return found
+        scope[SPEAKING] = speaker_of(scope["path"])
+        if sandbox not in (None, found.sandbox):
+            raise refused(400, "the host and the headers name different sandboxes")
+        if scope["type"] != "http":
+            raise refused(404, "there are no WebSockets here")
         return found
+
+    def _serves(self, place: Place) -> bool:
+        """Whether a host's name is ours: also of a sandbox that is not there any more, but of none that has published
+        this port itself."""
+        if self.records.find(place.sandbox) is not None:
+            return True
+        return self.server.names.published.find(place.sandbox, place.port) is None
 
     def _signed_for(self, scope: Scope) -> str:
         """Of a signed URL that names no sandbox: the one whose token makes this signature."""
@@ -152,10 +186,8 @@ class Facade:
             call = Call(self, record, caller.tenant, box, scope, receive, send, headers, _query(scope))
             if place.port == ENVD_PORT:
                 await self.envd.serve(call)
-            elif place.port == CODE_PORT:
-                await self.code.serve(call)
             else:
-                raise Gone(record.sandbox, "The sandbox is running but port is not open")
+                await self.code.serve(call)
         except SlopletError as error:
             from .calls import is_gone
 
@@ -190,6 +222,12 @@ class Facade:
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
         self.networks.forget(sandbox)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 6 or not 0 < int(text) < 65536:
+        raise refused(400, "E2b-Sandbox-Port is no port")
+    return int(text)
 
 
 def _query(scope: Scope) -> dict[str, str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Scope
 
 from ...errors import SlopletError
 from ...wire.mux import request
@@ -17,8 +20,7 @@ from .processes import Processes
 from .transfers import compose, download, upload
 from .watchers import Watchers
 
-if TYPE_CHECKING:
-    from starlette.types import Scope
+_ENDING, _AGAIN = 10.0, 0.05  # seconds that an end may take after its beginning, and between two looks
 
 Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any]]]
 Streamed = Callable[[Call, connect.Out], Awaitable[None]]
@@ -129,7 +131,7 @@ async def _stream(handler: Streamed, call: Call) -> None:
             if not isinstance(found, Gone):
                 await out.end(found)
             elif out.begun:
-                abort(call.scope)
+                await cut(call)
             else:
                 raise found from None
 
@@ -140,6 +142,19 @@ def abort(scope: Scope) -> None:
     """Reset the connection: an answer that only stops would be taken for a whole one by some, a fault by others."""
     if (reset := scope.get("sloplet.abort")) is not None:
         reset()
+
+
+async def cut(call: Call) -> None:
+    """``abort`` the answer of a sandbox that is not there any more. Clients ask at once whether it runs, so it is
+    waited for until it is known that it does not."""
+    with suppress(TimeoutError, SlopletError):
+        async with asyncio.timeout(_ENDING):
+            while True:
+                info = await call.tenant.controller.find(call.record.sandbox)
+                if info.state not in ("running", "starting"):
+                    break
+                await asyncio.sleep(_AGAIN)
+    abort(call.scope)
 
 
 async def answer(call: Call, body: bytes, status: int = 200, kind: str = "application/json") -> None:
