@@ -51,11 +51,11 @@ class E2BServer:
         live = {"SLOPLET_TEST_LIVE": "1"} if engine == "gvisor" else {}
         return {**kept, **told, **live, "E2B_API_KEY": to_e2b(self.keys[engine]), "NO_PROXY": "*"}
 
-    def run(self, command: Sequence[str | Path], mode: str, engine: str, timeout: float = 900) -> None:
+    def run(self, command: Sequence[str | Path], mode: str, engine: str, **variables: str) -> None:
         """Run a program; what it said is shown if it fails."""
         done = subprocess.run(
-            [str(word) for word in command], env=self.environment(mode, engine), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=timeout, check=False,
+            [str(word) for word in command], env={**self.environment(mode, engine), **variables},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900, check=False,
         )  # fmt: skip
         said = done.stdout.decode("utf-8", "replace")
         assert done.returncode == 0, f"exit code {done.returncode}:\n{said[-30000:]}"
@@ -66,6 +66,11 @@ class E2BServer:
         folder = HERE / "python"
         files = [str(folder / name) if name.endswith(".py") else name for name in arguments] or [str(folder)]
         self.run([python, "-m", "pytest", "-q", "-c", folder / "pytest.ini", "--rootdir", folder, *files], mode, engine)
+
+    def node(self, program: Path, mode: str, engine: str) -> None:
+        """A program of the JavaScript client."""
+        modules = str(clients() / "js" / "node_modules")
+        self.run(["node", "--test", "--test-reporter=spec", program], mode, engine, NODE_PATH=modules)
 
 
 @contextmanager
