@@ -1,7 +1,7 @@
 """E2B's own clients, as published, and a server for them.
 
 ``scripts/test`` puts the clients where ``SLOPLET_TEST_E2B`` says, with the images that E2B's own templates are made of:
-``new`` and ``old`` (Python environments), ``js`` (node_modules), ``e2b-base.tar`` and ``e2b-code.tar``.
+``new`` and ``old`` (Python environments), ``js`` and ``js-old`` (node_modules), ``e2b-base.tar`` and ``e2b-code.tar``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sloplet.engines import registry
 from sloplet.server.e2b.keys import to_e2b
 
 HERE = Path(__file__).parent / "e2b"
-PYTHONS = ("new", "old")
+VERSIONS = ("new", "old")
 _IMAGES = ("e2b-base", "e2b-code")
 
 
@@ -67,9 +67,9 @@ class E2BServer:
         files = [str(folder / name) if name.endswith(".py") else name for name in arguments] or [str(folder)]
         self.run([python, "-m", "pytest", "-q", "-c", folder / "pytest.ini", "--rootdir", folder, *files], mode, engine)
 
-    def node(self, program: Path, mode: str, engine: str) -> None:
+    def node(self, version: str, program: Path, mode: str, engine: str) -> None:
         """A program of the JavaScript client."""
-        modules = str(clients() / "js" / "node_modules")
+        modules = str(clients() / {"new": "js", "old": "js-old"}[version] / "node_modules")
         self.run(["node", "--test", "--test-reporter=spec", program], mode, engine, NODE_PATH=modules)
 
 

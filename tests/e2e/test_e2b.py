@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2b_kit import HERE, PYTHONS, E2BServer, e2b_server
+from e2b_kit import HERE, VERSIONS, E2BServer, e2b_server
 
 pytestmark = pytest.mark.timeout(900)
 MODES = ("url", "domain")
@@ -28,7 +28,7 @@ def need(server: E2BServer, engine: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_python(server: E2BServer, version: str, mode: str) -> None:
     server.pytest(version, mode, "container")
 
@@ -39,8 +39,8 @@ def test_python_on_gvisor(server: E2BServer, version: str, mode: str) -> None:
     server.pytest(version, mode, "gvisor")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("version", "mode"), [("new", "url"), ("new", "domain"), ("old", "url")])
 @pytest.mark.parametrize("program", sorted(path.name for path in (HERE / "js").glob("*.test.cjs")))
-def test_javascript(server: E2BServer, program: str, mode: str) -> None:
+def test_javascript(server: E2BServer, program: str, version: str, mode: str) -> None:
     engine = "gvisor" if mode == "domain" and "gvisor" in server.keys else "container"
-    server.node(HERE / "js" / program, mode, engine)
+    server.node(version, HERE / "js" / program, mode, engine)
