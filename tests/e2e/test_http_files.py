@@ -298,7 +298,8 @@ class TestOperations:
         assert box.get(f"/files/attributes?path={place}/d/file").json() == {"items": []}
         for bad in ({"security.a": "eA=="}, {"user.a": "?"}, {"user.a": 1}, {"user.\ud800": "eA=="}):
             put = {"path": f"{place}/d/file", "attributes": bad}
-            assert box.http.put(f"{box.path}/files/attributes", json=put).status_code == 422
+            sent = {"content": json.dumps(put), "headers": {"content-type": "application/json"}}  # with lone surrogates
+            assert box.http.put(f"{box.path}/files/attributes", **sent).status_code == 422
         assert box.get(f"/files/attributes?path={place}/d/file&prefix=security.").status_code == 422
         assert box.get(f"/files/attributes?path={place}/none").status_code == 404
 
