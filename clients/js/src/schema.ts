@@ -2029,8 +2029,16 @@ export interface components {
              */
             context?: string | null;
             /**
+             * Env
+             * @description For this cell alone; what was there before comes back.
+             * @default {}
+             */
+            env?: {
+                [key: string]: string;
+            };
+            /**
              * Language
-             * @description python (if nothing is said), node or shell
+             * @description python (if nothing is said), node, typescript, shell, r, java
              */
             language?: string | null;
             /**
@@ -2176,7 +2184,10 @@ export interface components {
              * @default python
              * @example python
              * @example node
+             * @example typescript
              * @example shell
+             * @example r
+             * @example java
              */
             language?: string;
             /**
