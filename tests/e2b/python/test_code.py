@@ -40,8 +40,10 @@ def test_output_comes_as_it_is_printed(box: Sandbox) -> None:
 
 def test_errors_are_results(box: Sandbox) -> None:
     failed = box.run_code("def f():\n    return missing\nf()").error
-    assert failed is not None and (failed.name, failed.value) == ("NameError", "name 'missing' is not defined")
-    assert "NameError" in failed.traceback and "line 2" in failed.traceback
+    assert failed is not None
+    assert (failed.name, failed.value) == ("NameError", "name 'missing' is not defined")
+    assert "NameError" in failed.traceback
+    assert "line 2" in failed.traceback
 
 
 def test_charts(box: Sandbox) -> None:
@@ -51,19 +53,23 @@ def test_charts(box: Sandbox) -> None:
         "plt.title('Sold')\nplt.show()\n"
         "plt.plot([1, 2, 3], [1, 4, 9], label='squares')\nplt.yscale('log')\nplt.show()"
     )
-    assert done.error is None and len(done.results) == 2
+    assert done.error is None
+    assert len(done.results) == 2
     assert all(base64.b64decode(result.png or "")[:4] == b"\x89PNG" for result in done.results)
     bar, line = (result.chart for result in done.results)
-    assert isinstance(bar, BarChart) and isinstance(line, LineChart)
+    assert isinstance(bar, BarChart)
+    assert isinstance(line, LineChart)
     assert (bar.type, bar.title, bar.x_label, bar.y_unit) == (ChartType.BAR, "Sold", "Authors", "n")
     assert [(each.label, each.value) for each in bar.elements] == [("Author A", 100), ("Author B", 200)]
-    assert line.y_scale == "log" and line.elements[0].label == "squares"
+    assert line.y_scale == "log"
+    assert line.elements[0].label == "squares"
     assert [tuple(point) for point in line.elements[0].points] == [(1, 1), (2, 4), (3, 9)]
 
 
 def test_tables_and_rich_results(box: Sandbox) -> None:
     table = box.run_code("import pandas as pd\npd.DataFrame({'a': [1, 2, 3]})").results[0]
-    assert table.data == {"a": [1, 2, 3]} and "<table" in (table.html or "")
+    assert table.data == {"a": [1, 2, 3]}
+    assert "<table" in (table.html or "")
     done = box.run_code("from IPython.display import display, HTML\ndisplay(HTML('<b>x</b>'))\n'last'")
     assert (done.results[0].html, done.results[0].is_main_result) == ("<b>x</b>", False)
     assert done.text == "last"

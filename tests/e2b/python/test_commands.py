@@ -74,7 +74,8 @@ def test_behind(shared: Sandbox) -> None:
     assert handle.kill() is True
     with pytest.raises(CommandExitException) as ended:
         handle.wait()
-    assert ended.value.exit_code == -1 and "killed" in (ended.value.error or "")
+    assert ended.value.exit_code == -1
+    assert "killed" in (ended.value.error or "")
     with pytest.raises(CommandExitException):
         shared.commands.run(f"kill -0 {handle.pid}")
     assert handle.pid not in [each.pid for each in shared.commands.list()]

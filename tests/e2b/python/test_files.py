@@ -113,18 +113,21 @@ def test_an_entry(shared: Sandbox) -> None:
     info = shared.files.get_info("entry")
     assert (info.name, info.path, info.type, info.size) == ("entry", "/home/user/entry", FileType.FILE, 4)
     assert (info.mode, info.permissions, info.owner, info.group) == (0o644, "-rw-r--r--", "user", "user")
-    assert info.symlink_target is None and info.modified_time is not None
+    assert info.symlink_target is None
+    assert info.modified_time is not None
     link = shared.files.get_info("entry-link")
     assert (link.type, link.symlink_target) == (FileType.FILE, "/home/user/entry")
     folder = shared.files.get_info("/home/user")
-    assert (folder.type, folder.permissions[0]) == (FileType.DIR, "d") and folder.size > 0
+    assert (folder.type, folder.permissions[0]) == (FileType.DIR, "d")
+    assert folder.size > 0
 
 
 def test_renamed(shared: Sandbox) -> None:
     shared.files.write("before", "kept")
     info = shared.files.rename("before", "into/after")
     assert info.path == "/home/user/into/after"
-    assert not shared.files.exists("before") and shared.files.read("into/after") == "kept"
+    assert not shared.files.exists("before")
+    assert shared.files.read("into/after") == "kept"
     with pytest.raises(NotFoundException):
         shared.files.rename("before", "elsewhere")
 

@@ -19,11 +19,13 @@ def test_memory_sleeps_and_wakes(box: Sandbox) -> None:
     boot = box.files.read(BOOT)
     assert box.pause() is True
     assert box.pause() is False
-    assert not box.is_running() and box.get_info().state == SandboxState.PAUSED
+    assert not box.is_running()
+    assert box.get_info().state == SandboxState.PAUSED
     found = Sandbox.list(query=SandboxQuery(state=[SandboxState.PAUSED])).next_items()
     assert box.sandbox_id in [item.sandbox_id for item in found]
     again = Sandbox.connect(box.sandbox_id)
-    assert again.is_running() and box.is_running()
+    assert again.is_running()
+    assert box.is_running()
     assert handle.pid in [each.pid for each in box.commands.list()]
     assert box.files.read(BOOT) == boot
 
@@ -35,7 +37,8 @@ def test_files_alone_sleep_and_wake(box: Sandbox) -> None:
     assert box.pause(keep_memory=False) is True
     assert not box.is_running()
     box.connect()
-    assert box.is_running() and box.files.read("kept") == "yes"
+    assert box.is_running()
+    assert box.files.read("kept") == "yes"
     assert handle.pid not in [each.pid for each in box.commands.list()]
     assert box.files.read(BOOT) != boot
 
@@ -86,10 +89,10 @@ def test_copies(box: Sandbox) -> None:
 
 @pytest.mark.skipif(LIVE, reason="where memory can be saved this works")
 def test_what_the_engine_cannot_do_is_said(box: Sandbox, make: Callable[..., Sandbox]) -> None:
-    with pytest.raises(SandboxException, match="400.*cannot save running processes"):
+    with pytest.raises(SandboxException, match=r"400.*cannot save running processes"):
         box.pause()
-    with pytest.raises(SandboxException, match="400.*cannot copy running processes"):
+    with pytest.raises(SandboxException, match=r"400.*cannot copy running processes"):
         box.fork()
-    with pytest.raises(SandboxException, match="400.*pause"):
+    with pytest.raises(SandboxException, match=r"400.*pause"):
         make(lifecycle={"on_timeout": "pause"})
     assert box.is_running()

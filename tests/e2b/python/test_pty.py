@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import until
-from e2b import PtySize, Sandbox
+from e2b import CommandExitException, PtySize, Sandbox
 
 
 def test_a_shell_in_a_terminal(shared: Sandbox) -> None:
@@ -14,7 +14,9 @@ def test_a_shell_in_a_terminal(shared: Sandbox) -> None:
     shared.pty.send_stdin(terminal.pid, b"echo $ABC in $PWD; tput cols; exit\n")
     result = terminal.wait(on_pty=said.append)
     text = b"".join(said).decode()
-    assert result.exit_code == 0 and "123 in /" in text and "80\r\n" in text
+    assert result.exit_code == 0
+    assert "123 in /" in text
+    assert "80\r\n" in text
 
 
 def test_its_size_can_be_changed(shared: Sandbox) -> None:
@@ -22,9 +24,9 @@ def test_its_size_can_be_changed(shared: Sandbox) -> None:
     terminal = shared.pty.create(PtySize(rows=24, cols=80))
     shared.pty.resize(terminal.pid, PtySize(rows=30, cols=117))
     shared.pty.send_stdin(terminal.pid, b"tput cols; exit 3\n")
-    with pytest.raises(Exception) as ended:
+    with pytest.raises(CommandExitException) as ended:
         terminal.wait(on_pty=said.append)
-    assert ended.value.exit_code == 3  # type: ignore[attr-defined]
+    assert ended.value.exit_code == 3
     assert "\r117\r" in b"".join(said).decode()
 
 

@@ -33,7 +33,7 @@ def test_it_runs_until_it_is_killed(make: Callable[..., Sandbox]) -> None:
 
 
 def test_a_template_that_is_none() -> None:
-    with pytest.raises(SandboxException, match="404.*not found"):
+    with pytest.raises(SandboxException, match=r"404.*not found"):
         Sandbox.create("no-such-template")
 
 
@@ -58,9 +58,12 @@ def test_pages_are_newest_first(make: Callable[..., Sandbox], word: str) -> None
     made = [make(metadata={"group": word}).sandbox_id for _ in range(3)]
     pages = Sandbox.list(query=SandboxQuery(metadata={"group": word}), limit=2)
     first = [item.sandbox_id for item in pages.next_items()]
-    assert first == made[:0:-1] and pages.has_next and pages.next_token
+    assert first == made[:0:-1]
+    assert pages.has_next
+    assert pages.next_token
     assert [item.sandbox_id for item in pages.next_items()] == made[:1]
-    assert not pages.has_next and pages.next_token is None
+    assert not pages.has_next
+    assert pages.next_token is None
 
 
 def test_connecting_never_takes_time_away(box: Sandbox) -> None:
@@ -95,4 +98,6 @@ def test_connected_from_elsewhere(box: Sandbox) -> None:
 def test_metrics_come(box: Sandbox) -> None:
     until(lambda: bool(box.get_metrics()))
     one = box.get_metrics()[-1]
-    assert one.cpu_count >= 1 and one.mem_total > one.mem_used > 0 and one.disk_total > 0
+    assert one.cpu_count >= 1
+    assert one.mem_total > one.mem_used > 0
+    assert one.disk_total > 0

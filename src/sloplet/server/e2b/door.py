@@ -220,10 +220,6 @@ class Facade:
         """What E2B's programs find in the environment of every command."""
         return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.sandbox, "E2B_TEMPLATE_ID": record.template}
 
-    def fill(self, tenant: str, value: str) -> str | None:
-        """A header's value, with the tenant's secrets in it; None: there is none, and what needs it is refused."""
-        return value
-
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
         self.networks.forget(sandbox)

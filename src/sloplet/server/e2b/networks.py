@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SpecError
+from ...headerspec import header_key
 from ...netspec import Network
 from ..caller import Caller
-from .answers import Answer, refused
+from .answers import Answer, Refused, refused
 from .api import Asked, Route, optional, texts
 from .netrules import SANDBOX_ID, NetworkInvalid, network_of
+from .records import Record
+from .secrets import Secrets
 
 if TYPE_CHECKING:
     from .door import Facade
@@ -46,6 +49,7 @@ class Networks:
     def __init__(self, facade: Facade) -> None:
         self._facade = facade
         self._said: dict[str, dict[str, Any]] = {}  # rules with their values, by sandbox
+        facade.secrets.on_change.append(self._changed)
         self.routes = (Route("PUT", "/sandboxes/{sandbox}/network", self.update),)
 
     async def asked(self, caller: Caller, body: dict[str, Any], sandbox: str = "") -> Wanted:
@@ -72,7 +76,11 @@ class Networks:
         allowed = [text for text in self._facade.server.settings.allow_private if text != "host.sloplet"]
 
         def fill(value: str) -> str | None:
-            return self._facade.fill(caller.tenant.name, value)
+            """None: there is no such secret, and requests that need it are refused."""
+            try:
+                return self._facade.secrets.fill(caller.tenant.name, value)
+            except Refused:
+                return None
 
         try:
             arguments = network_of(
@@ -96,6 +104,23 @@ class Networks:
         """As a sandbox's network is told."""
         return self._said.get(sandbox, document)
 
+    def _changed(self, tenant: str, name: str) -> None:
+        """A secret has another value: those whose headers have it send that from now on."""
+        for record in self._facade.records:
+            if record.tenant == tenant and any(name in Secrets.names(text) for text in _values(record.network)):
+                self._facade.server.background(self._refresh(record))
+
+    async def _refresh(self, record: Record) -> None:
+        tenant = self._facade.server.tenants.get(record.tenant)
+        values: dict[str, str | None] = {}
+        for host, header, text in _headers(self.told(record.sandbox, record.network)):
+            if Secrets.names(text):
+                try:
+                    values[header_key(host, header)] = self._facade.secrets.fill(record.tenant, text)
+                except Refused:
+                    values[header_key(host, header)] = None
+        await tenant.controller.set_secrets(record.sandbox, values)
+
     async def update(self, asked: Asked) -> Answer:
         """All that goes out is as this says; who comes in stays as it was."""
         info, record = await self._facade.sandboxes.find(asked)
@@ -109,6 +134,20 @@ class Networks:
         self.forget(info.id)
         self.remember(info.id, wanted)
         return Answer(204)
+
+
+def _headers(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Host, name and value of each header that rules set."""
+    found = []
+    for host, many in (document.get("rules") or {}).items():
+        for rule in many:
+            headers = (rule.get("transform") or {}).get("headers") or {}
+            found += [(host.lower(), name, str(value)) for name, value in headers.items()]
+    return found
+
+
+def _values(document: dict[str, Any]) -> list[str]:
+    return [value for _, _, value in _headers(document)]
 
 
 def _check_mask(mask: str) -> None:
