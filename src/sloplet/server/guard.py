@@ -72,16 +72,18 @@ class Guard:
                 if scope.get("method") == "OPTIONS" and "access-control-request-method" in headers:
                     await passing.preflight()
                     return
-            app = self._app
+            app, streamed = self._app, place is not None
             if place is not None and facade is not None:
                 self._admit_visitor(passing, facade, place, headers)
                 app = Serving(facade, place, headers)
+            elif facade is not None and facade.owns(scope):
+                app = facade.api
+                if not (streamed := self._admit_visitor(passing, facade, None, headers)):
+                    self._admit(passing, headers)
             elif scope["path"] not in OPEN_PATHS:
-                if facade is not None and facade.owns(scope):
-                    app = facade.api
                 self._admit(passing, headers)
             if incoming.has_body(headers) and scope["type"] == "http":
-                await passing.take_body(headers, streamed=place is not None)
+                await passing.take_body(headers, streamed=streamed)
         except Exception as error:
             passing.leave()
             await passing.refuse(passing.known(error))
@@ -110,14 +112,22 @@ class Guard:
         PROGRAM.set(Program(caller.client, headers.get("sloplet-lease") == "true"))
         server.uses.heard(caller.tenant.name, caller.client)
 
-    def _admit_visitor(self, passing: Passing, facade: Facade, place: Place, headers: dict[str, str]) -> None:
-        """Who has the token of an E2B sandbox acts for the key that made it."""
+    def _admit_visitor(self, passing: Passing, facade: Facade, place: Place | None, headers: dict[str, str]) -> bool:
+        """Who has a token of E2B's (of a sandbox, or to send something) acts for the key that it was made for. False:
+        there is none."""
         try:
-            passing.enter(facade.admit(place, passing.scope, headers, passing.request_id, passing.address))
+            if place is None:
+                caller = facade.bearer(passing.scope, passing.request_id, passing.address)
+            else:
+                caller = facade.admit(place, passing.scope, headers, passing.request_id, passing.address)
         except RequestInvalid as error:
             if error.status == 401:
                 self._server.limits.failed(passing.address)
             raise
+        if caller is None:
+            return False
+        passing.enter(caller)
+        return True
 
     def _caller(self, scope: Scope, headers: dict[str, str], request_id: str) -> Caller:
         kind, _, text = headers.get("authorization", "").partition(" ")

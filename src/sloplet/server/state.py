@@ -82,6 +82,8 @@ class ServerState:
         self.leases.start()
         self.tunnels.start()
         self.names.start()
+        if self.e2b is not None:
+            self.e2b.start()
         self._chores = asyncio.ensure_future(keep_accounts(self))
         if self.settings.ssh_port is not None:
             try:

@@ -46,7 +46,12 @@ class Facade:
         self.envd = Envd()
         self.api = Api(self, (*self.sandboxes.routes, *self.templates.routes, *self.volumes.routes))
 
+    def start(self) -> None:
+        """Before the first request."""
+        self.templates.start()
+
     async def aclose(self) -> None:
+        await self.templates.aclose()
         self.envd.close()
         self.records.close()
 
@@ -58,6 +63,11 @@ class Facade:
             return False
         scope[SPEAKING] = speak_api
         return True
+
+    def bearer(self, scope: Scope, request_id: str, address: str) -> Caller | None:
+        """Who comes to the control plane with a token of ours in place of a key, to send a stream of bytes; None:
+        whoever it is needs a key. refused (401)."""
+        return self.templates.files.bearer(scope, request_id, address)
 
     def domain(self, host: str) -> str:
         """What the names of sandboxes end in, as clients know it: with the port that they came by."""
