@@ -10,12 +10,13 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "guest.h"
 #include "path.h"
 #include "records.h"
 
 #define LIST_MAX 65536 /* XATTR_LIST_MAX */
 
-static const char ours[] = "user.";
+static const char ours[] = "user.", overlays[] = "user.overlay.";
 
 static char names[LIST_MAX + 1];
 /* A field's value: the name, a NUL, and what the attribute holds. */
@@ -23,7 +24,8 @@ static char field[ATTRIBUTE_NAME_MAX + 1 + ATTRIBUTE_VALUE_MAX];
 
 static bool begins(const char *name, const char *prefix)
 {
-    return !strncmp(name, ours, sizeof ours - 1) && !strncmp(name, prefix, strlen(prefix)) && strlen(name) <= ATTRIBUTE_NAME_MAX;
+    return !strncmp(name, ours, sizeof ours - 1) && strncmp(name, overlays, sizeof overlays - 1) &&
+           !strncmp(name, prefix, strlen(prefix)) && strlen(name) <= ATTRIBUTE_NAME_MAX;
 }
 
 bool want_prefix(struct stream *s, const struct fields *f, char *out)
@@ -226,6 +228,40 @@ static int apply(int fd, const struct fields *f, const char *prefix, bool replac
     return error;
 }
 
+bool attributes_good(const struct fields *f)
+{
+    return names_are_good(f, ours);
+}
+
+int attributes_set(int fd, const struct fields *f)
+{
+    int64_t count = 0;
+
+    return apply(fd, f, ours, false, &count);
+}
+
+/* Where the files are the host's too, only those may be changed that may be written: attributes need no such right of a fence
+ * (Landlock). Of a folder, the right is that to have a file in it. The fd, or -1 with errno. */
+static int open_to_set(const char *path)
+{
+    const int flags = O_NONBLOCK | O_NOCTTY;
+    int fd = guest.pid1 ? path_open(AT_FDCWD, path, O_RDONLY | flags, 0) : -1, probe, error;
+
+    if (fd >= 0 || (guest.pid1 && errno != EACCES))
+        return fd;
+    fd = path_open(AT_FDCWD, path, O_WRONLY | flags, 0);
+    if (fd >= 0 || guest.pid1 || errno != EISDIR)
+        return fd;
+    fd = path_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | flags, 0);
+    if (fd < 0)
+        return -1;
+    probe = openat(fd, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    error = errno;
+    close(probe >= 0 ? probe : fd);
+    errno = error;
+    return probe >= 0 ? fd : -1;
+}
+
 void op_setxattrs(struct stream *s, const struct fields *f)
 {
     char prefix[ATTRIBUTE_NAME_MAX + 1];
@@ -238,14 +274,12 @@ void op_setxattrs(struct stream *s, const struct fields *f)
     if (!want_prefix(s, f, prefix))
         return;
     if (!names_are_good(f, prefix)) {
-        stream_fail(s, EINVAL, NULL, "an ATTRIBUTE that is not below PREFIX, or is too long");
+        stream_fail(s, EINVAL, NULL, "an ATTRIBUTE that does not begin with PREFIX, may not be set, or is too long");
         return;
     }
     if (!call_begin(s, f, SETXATTRS_FLAG_REPLACE, &c))
         return;
-    fd = path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
-    if (fd < 0 && errno == EACCES)
-        fd = path_open(AT_FDCWD, c.path, O_WRONLY | O_NONBLOCK | O_NOCTTY, 0);
+    fd = open_to_set(c.path);
     error = fd < 0 ? errno : apply(fd, f, prefix, c.flags & SETXATTRS_FLAG_REPLACE, &count);
     if (fd >= 0)
         close(fd);

@@ -61,7 +61,7 @@ static void visit(struct changes *c, int dir, const char *name)
     else if (S_ISREG(st.st_mode))
         tell_file(c, dir, name, &st);
     else
-        tell(c, &st, NULL, 0, NULL);
+        tell(c, &st, NULL, NULL, 0, NULL);
 }
 
 /* Takes over c->layer. */
@@ -137,6 +137,8 @@ static enum pump changes_pump(struct stream *s)
         if (records_pending(&c->records) >= RECORDS_ENOUGH)
             return records_wait(s);
         more = step(c);
+        if (c->attributes && chdir("/") < 0)
+            changes_failed(c, errno); /* a layer's folder must not be held */
     }
     if (c->error) {
         stream_fail(s, c->error, "path", "cannot tell the changes at /%s: %s", c->wrong, strerror(c->error));
@@ -242,7 +244,7 @@ void op_changes(struct stream *s, const struct fields *f)
     int64_t flags;
     int error;
 
-    if (!want_flags(s, f, CHANGES_FLAG_CONTENTS, &flags) || (named && !want_path(s, f, TAG_PATH, folder)))
+    if (!want_flags(s, f, CHANGES_FLAG_CONTENTS | CHANGES_FLAG_ATTRIBUTES, &flags) || (named && !want_path(s, f, TAG_PATH, folder)))
         return;
     c = calloc(1, sizeof *c);
     if (!c) {
@@ -251,6 +253,7 @@ void op_changes(struct stream *s, const struct fields *f)
     }
     c->file = c->names = -1;
     c->contents = flags & CHANGES_FLAG_CONTENTS;
+    c->attributes = flags & CHANGES_FLAG_ATTRIBUTES;
     s->ctx = c;
     s->ops = &ops;
     error = begin(c, named ? folder : NULL);

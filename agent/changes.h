@@ -2,6 +2,7 @@
 #ifndef SLOPLET_CHANGES_H
 #define SLOPLET_CHANGES_H
 
+#include "attributes.h"
 #include "files.h"
 #include "layers.h"
 #include "links.h"
@@ -16,7 +17,7 @@ struct changes {
     struct records records;
     struct links links;
     struct layer layer;
-    bool walking, contents, listing, layers;
+    bool walking, contents, attributes, listing, layers;
     int next_layer;
     size_t next_gone;
     dev_t dev, upper;  /* of the folders to enter; of files that are not the image's (a listing) */
@@ -43,8 +44,8 @@ bool vanished(int error);
 bool lend_rights(int dir, const char *name, const struct stat *st, mode_t more);
 void take_back_rights(int dir, const char *name, const struct stat *st);
 
-/* One record each, about changes_path. */
-void tell(struct changes *c, const struct stat *st, const char *link, int64_t flags, const char *same_as);
+/* One record each, about changes_path. `of`: whose attributes may be told, or NULL. */
+void tell(struct changes *c, const struct stat *st, const struct attributes_of *of, const char *link, int64_t flags, const char *same_as);
 void tell_removed(struct changes *c);
 void tell_symlink(struct changes *c, int dir, const char *name, const struct stat *st);
 /* With contents, c->file is left open for tell_piece. */

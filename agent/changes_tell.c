@@ -62,11 +62,18 @@ static void end_record(struct changes *c, const struct fw *w)
         changes_failed(c, ENOMEM);
 }
 
-void tell(struct changes *c, const struct stat *st, const char *link, int64_t flags, const char *same_as)
+static void tell_attributes(const struct changes *c, struct fw *w, const struct attributes_of *of)
+{
+    if (c->attributes && of)
+        attributes_fields(w, *of, "user.", ATTRIBUTES_CHANGED);
+}
+
+void tell(struct changes *c, const struct stat *st, const struct attributes_of *of, const char *link, int64_t flags, const char *same_as)
 {
     struct fw w = begin_record();
 
     stat_fields(&w, st, link);
+    tell_attributes(c, &w, of);
     if (flags)
         fw_int(&w, TAG_FLAGS, flags);
     if (same_as)
@@ -92,7 +99,7 @@ void tell_symlink(struct changes *c, int dir, const char *name, const struct sta
     if (n < 0)
         return; /* gone since */
     link[n] = 0;
-    tell(c, st, link, 0, NULL);
+    tell(c, st, NULL, link, 0, NULL);
 }
 
 /* Gone, or replaced by a link or another type, while we looked. */
@@ -154,10 +161,13 @@ static bool begin_content(struct changes *c, int dir, const char *name, struct s
 void tell_file(struct changes *c, int dir, const char *name, struct stat *st)
 {
     const char *same_as = st->st_nlink > 1 ? links_find(&c->links, st) : NULL;
+    struct attributes_of of = {-1, name};
 
     if (!same_as && c->contents && st->st_size && !begin_content(c, dir, name, st))
         return;
-    tell(c, st, NULL, same_as ? CHANGE_FLAG_HARD_LINK : 0, same_as);
+    if (c->attributes && fchdir(dir) < 0)
+        changes_failed(c, errno);
+    tell(c, st, same_as ? NULL : &of, NULL, same_as ? CHANGE_FLAG_HARD_LINK : 0, same_as);
     if (st->st_nlink > 1 && !same_as)
         links_remember(&c->links, st, changes_path);
 }
@@ -206,6 +216,7 @@ void tell_names(struct changes *c, const struct stat *st)
     w = begin_record();
     if (st) {
         stat_fields(&w, st, NULL);
+        tell_attributes(c, &w, &(struct attributes_of){c->names, NULL});
         c->count++;
     }
     for (long at = 0; at < n;) {
@@ -241,6 +252,7 @@ void tell_folder(struct changes *c, const struct stat *st)
         else
             tell_names(c, st);
     } else if (!c->layers || !baseline_same(changes_path, st)) {
-        tell(c, st, NULL, c->layer.overlay && is_opaque(walk_fd(&c->walk)) ? CHANGE_FLAG_OPAQUE : 0, NULL);
+        struct attributes_of of = {walk_fd(&c->walk), NULL};
+        tell(c, st, &of, NULL, c->layer.overlay && is_opaque(walk_fd(&c->walk)) ? CHANGE_FLAG_OPAQUE : 0, NULL);
     }
 }

@@ -77,7 +77,22 @@ bool want_mode(struct stream *s, const struct fields *f, mode_t otherwise, mode_
     return false;
 }
 
-int make_parents(const char *path, mode_t mode, bool whole)
+bool want_owner(struct stream *s, const struct fields *f, struct user *owner)
+{
+    const char *spec = (const char *)f->text[TAG_OWNER].p;
+    size_t n = f->text[TAG_OWNER].len;
+    int error;
+
+    owner->uid = (uid_t)-1;
+    if (!fields_have(f, TAG_OWNER))
+        return true;
+    error = n ? user_resolve(spec, n, owner) : ESRCH;
+    if (error)
+        stream_fail(s, error, "user", "no such user in this sandbox: %.*s", (int)(n < 64 ? n : 64), spec);
+    return !error;
+}
+
+int make_parents(const char *path, mode_t mode, bool whole, const struct user *owner)
 {
     int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0), error = at < 0 ? errno : 0;
 
@@ -105,6 +120,8 @@ int make_parents(const char *path, mode_t mode, bool whole)
                 error = errno;
             else
                 next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+            if (next >= 0 && owner->uid != (uid_t)-1 && fchownat(next, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
+                error = errno;
         }
         if (next < 0 && !error)
             error = errno;
@@ -112,6 +129,8 @@ int make_parents(const char *path, mode_t mode, bool whole)
             error = EEXIST; /* something else has the name: as mkdir itself would say */
         close(at);
         at = next;
+        if (error)
+            break;
     }
     if (at >= 0)
         close(at);
@@ -199,18 +218,21 @@ void op_stat(struct stream *s, const struct fields *f)
 void op_mkdir(struct stream *s, const struct fields *f)
 {
     struct call c;
+    struct user owner;
     char name[256];
     mode_t mode;
     bool slash;
     int dir, error = 0;
 
-    if (!want_mode(s, f, 0755, &mode) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
+    if (!want_mode(s, f, 0755, &mode) || !want_owner(s, f, &owner) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
         return;
     if (c.flags & MKDIR_FLAG_PARENTS) {
-        error = make_parents(c.path, mode, true);
+        error = make_parents(c.path, mode, true, &owner);
     } else {
         dir = path_parent(AT_FDCWD, c.path, name, &slash);
         if (dir < 0 || mkdirat(dir, name, mode) < 0)
+            error = errno;
+        else if (owner.uid != (uid_t)-1 && fchownat(dir, name, owner.uid, owner.gid, AT_SYMLINK_NOFOLLOW) < 0)
             error = errno;
         if (dir >= 0)
             close(dir);

@@ -210,7 +210,7 @@ void landlock_enforce(int ruleset);
 void seccomp_install(uint64_t bits);
 int seccomp_no_metadata(void);
 void seccomp_no_membarrier(void);
-int seccomp_no_user_namespaces(void);
+int seccomp_gvisor(void);
 int seccomp_no_ping(void);
 int seccomp_no_setid(void);
 int seccomp_no_leases(void);

@@ -230,6 +230,7 @@ enum {
 
 enum {
     CHANGES_FLAG_CONTENTS = 1,
+    CHANGES_FLAG_ATTRIBUTES = 2,
 };
 
 enum {

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "attributes.h"
 #include "guest.h"
 #include "layers.h"
 #include "path.h"
@@ -79,7 +80,7 @@ static int obey(struct unpack *u, const struct fields *f, const char *path, bool
     char name[256];
     int error;
 
-    if (!facts_of(f, &facts))
+    if (!facts_of(f, &facts) || !attributes_good(f))
         return unpack_protocol(u, "a file that cannot be");
     if (facts.type == FILE_TYPE_OTHER)
         return 0; /* a socket or pipe is nothing without whoever served it */
@@ -87,7 +88,8 @@ static int obey(struct unpack *u, const struct fields *f, const char *path, bool
         if (facts.type != FILE_TYPE_DIR || u->depth)
             return unpack_protocol(u, "a root that is no folder, or comes late");
         u->count++;
-        return unpack_push(u, "", &facts);
+        error = unpack_attributes(u->root, f);
+        return error ? error : unpack_push(u, "", &facts);
     }
     error = unpack_leave_to(u, path);
     if (!error)
@@ -109,7 +111,7 @@ static int obey(struct unpack *u, const struct fields *f, const char *path, bool
 static int record(struct unpack *u, const uint8_t *p, size_t n, bool cleared)
 {
     static const tag_set known = B(NAME) | B(TYPE) | B(SIZE) | B(MODE) | B(UID) | B(GID) | B(MTIME_NS) | B(LINK) | B(FLAGS) |
-                                 B(PATH2) | B(OFFSET) | B(BODY);
+                                 B(PATH2) | B(OFFSET) | B(BODY) | B(ATTRIBUTE) | B(COUNT);
     static char path[RECORD_MAX + 1];
     struct fields f;
     const char *why;

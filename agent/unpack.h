@@ -52,6 +52,8 @@ int unpack_leave(struct unpack *u);
 int unpack_leave_to(struct unpack *u, const char *path);
 /* Makes what a record tells of at a name in u->dir, where nothing is in the way. A regular file is only begun. */
 int unpack_make(struct unpack *u, const struct fields *f, const char *path, const char *name, const struct facts *facts);
+/* Gives an open file or folder the attributes that a record tells of. */
+int unpack_attributes(int fd, const struct fields *f);
 int unpack_piece(struct unpack *u, const struct fields *f);
 int unpack_finish_file(struct unpack *u);
 

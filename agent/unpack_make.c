@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "attributes.h"
 #include "guest.h"
 #include "path.h"
 
@@ -192,7 +193,16 @@ int unpack_finish_file(struct unpack *u)
     return error;
 }
 
-static int begin_file(struct unpack *u, const char *name, const struct facts *f)
+/* A disk that has none holds the file all the same. */
+int unpack_attributes(int fd, const struct fields *f)
+{
+    int error = attributes_set(fd, f);
+
+    errno = error;
+    return error == ENOTSUP ? 0 : forgive(error ? -1 : 0);
+}
+
+static int begin_file(struct unpack *u, const struct fields *fields, const char *name, const struct facts *f)
 {
     u->file_dir = fcntl(u->dir, F_DUPFD_CLOEXEC, 3);
     if (u->file_dir < 0)
@@ -208,7 +218,7 @@ static int begin_file(struct unpack *u, const char *name, const struct facts *f)
     strcpy(u->name, name);
     u->facts = *f;
     u->written = 0;
-    return 0;
+    return unpack_attributes(u->file, fields);
 }
 
 int unpack_piece(struct unpack *u, const struct fields *f)
@@ -235,11 +245,19 @@ int unpack_piece(struct unpack *u, const struct fields *f)
 }
 
 /* A folder is kept if it is there and may be: its entries are the image's. */
-static int make_folder_here(struct unpack *u, const char *path, const char *name, const struct facts *f)
+static int make_folder_here(struct unpack *u, const struct fields *fields, const char *path, const char *name, const struct facts *f)
 {
+    int fd, error = 0;
+
     if (mkdirat(u->dir, name, guest.pid1 ? 0700 : f->mode | 0700) < 0 && errno != EEXIST)
         return errno;
-    return unpack_push(u, path, f);
+    if (fields_have(fields, TAG_ATTRIBUTE)) {
+        fd = openat(u->dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        error = fd < 0 ? forgive(-1) : unpack_attributes(fd, fields);
+        if (fd >= 0)
+            close(fd);
+    }
+    return error ? error : unpack_push(u, path, f);
 }
 
 static int make_symlink(struct unpack *u, const struct fields *f, const char *name, const struct facts *facts)
@@ -299,11 +317,11 @@ int unpack_make(struct unpack *u, const struct fields *f, const char *path, cons
 {
     switch (facts->type) {
     case FILE_TYPE_DIR:
-        return make_folder_here(u, path, name, facts);
+        return make_folder_here(u, f, path, name, facts);
     case FILE_TYPE_SYMLINK:
         return make_symlink(u, f, name, facts);
     case FILE_TYPE_FILE:
-        return facts->flags & CHANGE_FLAG_HARD_LINK ? make_link(u, f, name, facts) : begin_file(u, name, facts);
+        return facts->flags & CHANGE_FLAG_HARD_LINK ? make_link(u, f, name, facts) : begin_file(u, f, name, facts);
     default:
         return 0; /* removed */
     }

@@ -17,7 +17,7 @@
 struct writing {
     struct source out; /* the open file; watched only where it can be full */
     struct stream *stream;
-    struct user user;
+    struct user user, owner; /* who writes; whom it is given to, if its uid is not -1 */
     int dir;                   /* holds name and temp */
     char name[256], temp[24];  /* temp is empty when written in place */
     mode_t mode;
@@ -53,6 +53,8 @@ static void write_finish(struct stream *s)
         error = user_enter(&w->user);
         if (!error && w->keep_owner && fchown(w->out.fd, w->uid, w->gid) < 0)
             w->keep_owner = false; /* only root may give files away */
+        if (!error && w->owner.uid != (uid_t)-1 && fchown(w->out.fd, w->owner.uid, w->owner.gid) < 0)
+            error = errno;
         if (!error && !has_mode(w->out.fd, w->mode) && fchmod(w->out.fd, w->mode) < 0)
             error = errno;
         if (!error && w->exclusive)
@@ -230,7 +232,13 @@ static int open_and_own(struct writing *w, int64_t flags, bool exists, bool mode
     umask(mask);
     if (fd < 0)
         return -1;
-    if (fchown(fd, w->user.uid, w->user.gid) < 0) {
+    if (w->owner.uid != (uid_t)-1 && fchown(fd, w->owner.uid, w->owner.gid) < 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    if (w->owner.uid == (uid_t)-1 && fchown(fd, w->user.uid, w->user.gid) < 0) {
         /* another's file that may be written: only root may take it */
     }
     if ((mode_given || !exists) && !has_mode(fd, w->mode) && fchmod(fd, w->mode) < 0) {
@@ -301,7 +309,7 @@ void op_write(struct stream *s, const struct fields *f)
         stream_fail(s, ENOMEM, NULL, "the agent has no memory");
         return;
     }
-    if (!want_mode(s, f, 0644, &mode) ||
+    if (!want_mode(s, f, 0644, &mode) || !want_owner(s, f, &w->owner) ||
         !call_begin(s, f, WRITE_FLAG_APPEND | WRITE_FLAG_EXCLUSIVE | WRITE_FLAG_PARENTS | WRITE_FLAG_IN_PLACE, &c)) {
         free(w);
         return;
@@ -312,7 +320,7 @@ void op_write(struct stream *s, const struct fields *f)
     w->mode = mode;
     w->exclusive = c.flags & WRITE_FLAG_EXCLUSIVE;
     if (c.flags & WRITE_FLAG_PARENTS)
-        error = make_parents(c.path, 0755, false);
+        error = make_parents(c.path, 0755, false, &w->owner);
     if (!error)
         error = find_target(w, c.path, &old);
     if (!error) {

@@ -231,8 +231,11 @@ class NetworkController(Protocol):
     read.
     """
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        """Another policy, at once; open connections that it does not allow are cut. SpecError where the sandbox was not
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Another policy, at once; open connections that it does not allow are cut. ``values``: ``Network.values``, of
+        its headers and its proxy; those that are known, and still wanted, stay. SpecError where the sandbox was not
         made for it: without a network, or without inspection."""
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
@@ -253,7 +256,8 @@ class NetworkController(Protocol):
         """What it has, also of its template: where each may be sent, and what is seen of it inside. Never a value."""
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
-        """The values behind placeholders, by the secrets' names; None: forget it. They are kept in memory only."""
+        """The values behind placeholders, by the secrets' names, and ``Network.values``; None: forget it. They are kept
+        in memory only."""
 
     def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
         """What waits to be decided, and what comes. While somebody listens here, undecided connections wait for an

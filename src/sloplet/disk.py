@@ -41,7 +41,8 @@ def asked(op: Op, live: Live, *more: tuple[Tag, int]) -> Fields:
 async def pack(live: Live, draft: Draft, share: Share) -> None:
     """Write the sandbox's changes into the draft. SaveFailed."""
     writer = Writer(draft.fd, share)
-    stream = live.mux.open(asked(Op.CHANGES, live, (Tag.FLAGS, int(ChangesFlag.CONTENTS))))
+    flags = int(ChangesFlag.CONTENTS | ChangesFlag.ATTRIBUTES)
+    stream = live.mux.open(asked(Op.CHANGES, live, (Tag.FLAGS, flags)))
     try:
         if (await stream.started()).integer(Tag.FLAGS, 0) & ListingFlag.COMPLETE:
             await _copy(stream, writer.feed)

@@ -29,6 +29,7 @@
     │   └── VolumeInUse                   a sandbox has it
     ├── StorageError                      an S3 service did not do it
     ├── KernelError                       the process that runs code cells ended, or cannot start
+    │   └── ContextNotFound (LookupError)
     ├── SandboxError                      about one sandbox
     │   ├── SandboxNotFound (LookupError)
     │   ├── SandboxExists                 the name is taken
@@ -207,6 +208,10 @@ class StorageError(SlopletError):
 
 
 class KernelError(SlopletError):
+    pass
+
+
+class ContextNotFound(KernelError, LookupError):
     pass
 
 

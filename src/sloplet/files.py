@@ -100,11 +100,13 @@ class AsyncFiles:
         exclusive: bool = False,
         parents: bool = True,
         in_place: bool = False,
+        owner: str | None = None,
         user: str | None = None,
     ) -> int:
         """Write a file and return its number of bytes. Without ``append`` it is replaced at once when all has
         arrived: a reader sees the old file or the new one, and a broken upload leaves the old one. ``in_place``: the
-        file itself is emptied, made the user's and written, as a program would; a broken upload leaves a part."""
+        file itself is emptied, made the user's and written, as a program would; a broken upload leaves a part.
+        ``owner``: whom it is given to, with the folders that were missing; a name, or ``uid[:gid]``."""
         fields = _path_request(Op.WRITE, path, user)
         flags = WriteFlag(0)
         flags |= WriteFlag.APPEND if append else 0
@@ -114,6 +116,8 @@ class AsyncFiles:
         fields.add(Tag.FLAGS, int(flags))
         if mode is not None:
             fields.add(Tag.MODE, _mode(mode))
+        if owner is not None:
+            fields.add(Tag.OWNER, owner)
         stream = await self._open(fields)
         try:
             if isinstance(content, (str, bytes, bytearray, memoryview)):
@@ -188,11 +192,22 @@ class AsyncFiles:
             return False
         return True
 
-    async def mkdir(self, path: str, *, parents: bool = True, mode: int | None = None, user: str | None = None) -> None:
-        """Make a directory; with ``parents`` also those above it, and it may be there already."""
+    async def mkdir(
+        self,
+        path: str,
+        *,
+        parents: bool = True,
+        mode: int | None = None,
+        owner: str | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Make a directory; with ``parents`` also those above it, and it may be there already. ``owner``: whom what is
+        made is given to."""
         fields = _path_request(Op.MKDIR, path, user).add(Tag.FLAGS, int(MkdirFlag.PARENTS) if parents else 0)
         if mode is not None:
             fields.add(Tag.MODE, _mode(mode))
+        if owner is not None:
+            fields.add(Tag.OWNER, owner)
         await self._result(fields)
 
     async def remove(

@@ -11,16 +11,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol
 
 from .errors import InvalidLimit, SpecError
+from .headerspec import HeaderSpec, check_headers, check_proxy
 from .quantities import parse_size
 from .secretspec import Secret, SecretSpec, check_secrets
 
 __all__ = [
-    "LinkSpec", "Network", "NetworkSpec", "PortSpec", "Secret", "SecretSpec", "check_links", "check_network",
-    "check_openable", "check_ports", "check_secrets",
+    "LinkSpec", "Network", "NetworkSpec", "PortSpec", "Secret", "SecretSpec", "check_arguments", "check_links",
+    "check_network", "check_openable", "check_ports", "check_secrets",
 ]  # fmt: skip
 
 MODES = ("none", "rules", "learn")
 ON_BUDGET = ("refuse", "pause", "kill")
+ON_DEMAND = "on-demand"
 MAX_RULES = 1000
 #: The agent never opens more streams than that (docs/wire.md).
 MAX_CONNECTIONS = 1000
@@ -71,15 +73,20 @@ class NetworkSpec:
     deny: tuple[str, ...] = ()
     passthrough: tuple[str, ...] = ()  #: names whose TLS is never opened
     asks: bool = False  #: what no rule decides is asked
-    inspect: bool = False  #: TLS is opened also where no secret and no rule needs it
+    #: TLS is opened also where no secret and no rule needs it; "on-demand": it can be, where one comes to need it
+    inspect: bool | str = False
     connections: int = 512
     bandwidth: int | None = None  #: bytes a second, both directions together
     budget: int | None = None  #: bytes in all, both directions together
     on_budget: str = "refuse"
+    by_address: bool = False  #: a name that no rule decides about is judged by the addresses that it leads to
+    headers: HeaderSpec = ()  #: which headers requests to a host are given; their values are not here
+    proxy: str = ""  #: what connections go through; its password is not here
 
     def to_dict(self) -> dict[str, Any]:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**data, **{name: list(data[name]) for name in ("allow", "deny", "passthrough")}}
+        data |= {name: list(data[name]) for name in ("allow", "deny", "passthrough")}
+        return {**data, "headers": {host: list(names) for host, names in self.headers}}
 
     def closed(self) -> NetworkSpec:
         """The same with nothing allowed, and nobody asked: for a sandbox that comes from elsewhere."""
@@ -100,6 +107,7 @@ class NetworkSpec:
             if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
                 raise SpecError(f"network: {name} is not a list of rules")
             values[name] = tuple(texts)
+        values["headers"] = check_headers(values.get("headers", {}))[0]
         return _checked(NetworkSpec(**values))
 
 
@@ -113,10 +121,11 @@ class Network:
     ``learn=True`` allows whatever is public and records it.
     """
 
-    __slots__ = ("ask", "spec")
+    __slots__ = ("ask", "spec", "values")
 
     KEYS = (
         "allow", "deny", "ask", "learn", "inspect", "passthrough", "connections", "bandwidth", "budget", "on_budget",
+        "by_address", "headers", "proxy",
     )  # fmt: skip
 
     def __init__(
@@ -126,12 +135,15 @@ class Network:
         *,
         ask: Callable[..., Any] | bool | None = None,
         learn: bool = False,
-        inspect: bool = False,
+        inspect: bool | str = False,
         passthrough: Iterable[str] = (),
         connections: int = 512,
         bandwidth: int | str | None = None,
         budget: int | str | None = None,
         on_budget: str = "refuse",
+        by_address: bool = False,
+        headers: Mapping[str, Mapping[str, str | None] | Sequence[str]] | None = None,
+        proxy: str | None = None,
         **unknown: Any,
     ) -> None:
         _known(unknown, self.KEYS)
@@ -139,18 +151,27 @@ class Network:
             raise SpecError("ask is not a function", hint="a function of one question that answers with a verdict")
         if ask and learn:
             raise SpecError("learn=True asks nothing", hint="leave out ask, or learn")
+        if _flag("by_address", by_address) and (ask or learn):
+            raise SpecError("by_address=True asks and learns nothing", hint="leave out ask and learn, or by_address")
         self.ask = ask if callable(ask) else None
+        names, values = check_headers({} if headers is None else headers)
+        through, password = check_proxy(proxy)
+        #: Of headers, and the proxy's password: for the sandbox's holder only.
+        self.values = {**values, **password}
         self.spec = NetworkSpec(
             mode="learn" if _flag("learn", learn) else "rules",
             allow=_rules("allow", allow),
             deny=_rules("deny", deny),
             passthrough=_names("passthrough", passthrough),
             asks=bool(ask),
-            inspect=_flag("inspect", inspect),
+            inspect=_inspect(inspect),
             connections=connections,
             bandwidth=None if bandwidth is None else parse_size(bandwidth, "bandwidth"),
             budget=None if budget is None else parse_size(budget, "budget"),
             on_budget=on_budget,
+            by_address=by_address,
+            headers=names,
+            proxy=through,
         )
         _checked(self.spec)
         check_passthrough(self.spec)
@@ -177,11 +198,16 @@ def check_network(network: object) -> NetworkSpec:
     if network == "none":
         return NetworkSpec()
     if isinstance(network, Mapping):
-        _known(network, Network.KEYS)
-        return Network(**network).spec
+        return check_arguments(network).spec
     shown = str(network)[:80]
     hint = "'none' is no way out at all; Network(allow=['pypi.org']) is a way to there"
     raise SpecError(f"network={shown!r} is not known", hint=hint)
+
+
+def check_arguments(given: Mapping[str, Any]) -> Network:
+    """Of a mapping of a Network's arguments."""
+    _known(given, Network.KEYS)
+    return Network(**given)
 
 
 def check_ports(ports: object) -> tuple[PortSpec, ...]:
@@ -244,7 +270,9 @@ def _checked(spec: NetworkSpec) -> NetworkSpec:
     if spec.on_budget not in ON_BUDGET:
         raise SpecError(f"on_budget={str(spec.on_budget)[:40]!r} is not known", hint=f"one of {', '.join(ON_BUDGET)}")
     _flag("asks", spec.asks)
-    _flag("inspect", spec.inspect)
+    _flag("by_address", spec.by_address)
+    _inspect(spec.inspect)
+    check_proxy(spec.proxy)
     count = spec.connections
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_CONNECTIONS:
         raise InvalidLimit(f"connections={str(count)[:40]!r} is out of range", hint=f"1 to {MAX_CONNECTIONS}")
@@ -276,22 +304,20 @@ def check_passthrough(spec: NetworkSpec) -> None:
 
 
 def check_openable(network: NetworkSpec, secrets: Iterable[_Bound], links: Iterable[str] = ()) -> None:
-    """Each host of a secret is one whose TLS can be opened: elsewhere its placeholder would never become the value."""
+    """Each host of a secret, or of headers, is one whose TLS can be opened: elsewhere neither would be sent."""
     from .network.hosts import covers, parse_host
 
     closed = [(text, parse_host(text)) for text in network.passthrough]
     linked = set(links)
     hint = "take the host out of one of them"
-    for secret in secrets:
-        for text in secret.hosts:
-            host = parse_host(text)
-            if not host.wild and host.name in linked:
-                raise SpecError(f"the secret {secret.name} is for {text!r}, which is a link to a sandbox", hint=hint)
-            for why, one in closed:
-                if covers(one, host):
-                    raise SpecError(
-                        f"the secret {secret.name} is for {text!r}, which passthrough={why!r} keeps closed", hint=hint
-                    )
+    bound = [(f"the secret {secret.name} is", text) for secret in secrets for text in secret.hosts]
+    for what, text in (*bound, *(("headers are", text) for text, _ in network.headers)):
+        host = parse_host(text)
+        if not host.wild and host.name in linked:
+            raise SpecError(f"{what} for {text!r}, which is a link to a sandbox", hint=hint)
+        for why, one in closed:
+            if covers(one, host):
+                raise SpecError(f"{what} for {text!r}, which passthrough={why!r} keeps closed", hint=hint)
 
 
 def _known(given: Iterable[object], known: Iterable[str]) -> None:
@@ -309,6 +335,12 @@ def _flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise SpecError(f"{what}={str(value)[:80]!r} is neither True nor False")
     return value
+
+
+def _inspect(value: object) -> bool | str:
+    if value != ON_DEMAND and not isinstance(value, bool):
+        raise SpecError(f"inspect={str(value)[:80]!r} is neither True nor False", hint=f"nor {ON_DEMAND!r}")
+    return ON_DEMAND if value == ON_DEMAND else bool(value)
 
 
 def _texts(what: str, given: object) -> list[Any]:

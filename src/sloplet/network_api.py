@@ -74,7 +74,7 @@ class AsyncNetwork:
         if network is not None:
             if not isinstance(network, Network):
                 raise SpecError(f"{str(network)[:80]!r} is not a Network", hint="set(Network(allow=[...]))")
-            await controller.set_network(sandbox_id, network.spec)
+            await controller.set_network(sandbox_id, network.spec, network.values)
             if network.ask is not None:
                 self._asker.listen(controller, sandbox_id, network.ask)
             return network.spec

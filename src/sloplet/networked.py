@@ -26,8 +26,10 @@ class Networked(Holder):
 
     # -- what leaves -----------------------------------------------------------------
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        await self.networks.set(sandbox_id, network)
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        await self.networks.set(sandbox_id, network, values)
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         return await self.networks.set(sandbox_id, change)

@@ -11,14 +11,14 @@ import json
 import secrets as random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .controller import SandboxInfo
 from .engines.base import Guarantee
 from .errors import PortUnavailable, SandboxError, SandboxPaused, SlopletError, SpecError
 from .live import dead_error
 from .netchange import NetworkChange
-from .netspec import NetworkSpec, SecretSpec, check_network
+from .netspec import ON_DEMAND, NetworkSpec, SecretSpec, check_network
 from .secretspec import new_placeholder
 from .spec import SandboxSpec
 from .wire.fields import Fields
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .live import Live
     from .network.asks import Ask
     from .network.egress import Egress, Inspection
+    from .network.injected import Injected
     from .network.log import Decision
     from .network.secrets import SecretTable
     from .network.upstream import Upstream
@@ -40,6 +41,14 @@ _Decisions = list["Decision"]
 _DENIED = 500  # characters of a reason that a command's result tells
 
 
+class _Inherited(NamedTuple):
+    """What a fork begins with."""
+
+    network: NetworkSpec
+    secrets: SecretTable | None = None
+    injected: Injected | None = None
+
+
 class Networks:
     """One per runtime."""
 
@@ -47,7 +56,7 @@ class Networks:
         self._runtime = runtime
         self._upstream = upstream
         self._egress: dict[str, Egress] = {}
-        self._inherited: dict[str, tuple[NetworkSpec, SecretTable | None]] = {}
+        self._inherited: dict[str, _Inherited] = {}
         self._context: ssl.SSLContext | None = None
 
     def find(self, sandbox_id: str) -> Egress | None:
@@ -68,7 +77,7 @@ class Networks:
         from .network.secrets import SecretTable
 
         runtime, sandbox_id = self._runtime, info.id
-        current, before = self._inherited.pop(sandbox_id, (spec.network, None))
+        current, before, injected = self._inherited.pop(sandbox_id, _Inherited(spec.network))
 
         def prepare() -> tuple[NetworkSpec, NetworkLog, Inspection | None]:
             stored = runtime.store.network(sandbox_id)
@@ -90,6 +99,7 @@ class Networks:
             dial_link=self._dial,
             secrets=SecretTable(with_placeholders(spec).secrets, before=before) if spec.secrets else None,
             inspection=inspection,
+            before=injected,
         )
         log.tell = self._tell
         egress.on_policy = lambda policy: self._keep(egress)
@@ -143,11 +153,11 @@ class Networks:
         egress = self._egress.get(parent)
         if egress is not None:
             known = egress.secrets.copy() if egress.secrets is not None else None
-            self._inherited[child] = (egress.spec, known)
+            self._inherited[child] = _Inherited(egress.spec, known, egress.injected)
             return
         stored = await self._runtime.on_state(lambda: self._runtime.store.network(parent))
         if stored is not None:
-            self._inherited[child] = (NetworkSpec.from_dict(json.loads(stored)), None)
+            self._inherited[child] = _Inherited(NetworkSpec.from_dict(json.loads(stored)))
 
     async def adopted(self, info: SandboxInfo) -> None:
         """One that was started ahead is somebody's now."""
@@ -162,14 +172,14 @@ class Networks:
             await self._store(egress)
 
     def with_values(self) -> set[str]:
-        """Whose secrets have values: should this process leave, they would be gone."""
-        return {key for key, egress in self._egress.items() if egress.secrets is not None and egress.secrets.values()}
+        """Whose secrets, headers or proxy have values: should this process leave, they would be gone."""
+        return {key for key, egress in self._egress.items() if egress.valued}
 
     def forget_values(self, sandbox_id: str) -> None:
         """It will not send anything any more."""
         egress = self._egress.get(sandbox_id)
-        if egress is not None and egress.secrets is not None:
-            egress.secrets.clear()
+        if egress is not None:
+            egress.forget_values()
 
     def drop(self, sandbox_id: str) -> None:
         """It is gone for good, or did not come up. Idempotent."""
@@ -272,18 +282,21 @@ class Networks:
     async def _networked(self, sandbox_id: str) -> Egress:
         return _there(await self._ours(sandbox_id))
 
-    async def set(self, sandbox_id: str, wanted: NetworkSpec | NetworkChange) -> NetworkSpec:
-        """A policy, or a change of the one that is there: between the look at it and its being another is no await."""
+    async def set(
+        self, sandbox_id: str, wanted: NetworkSpec | NetworkChange, values: Mapping[str, str | None] | None = None
+    ) -> NetworkSpec:
+        """A policy, or a change of the one that is there: between the look at it and its being another is no await.
+        ``values``: of its headers and its proxy."""
         egress = await self._networked(sandbox_id)
         network = wanted.applied(egress.spec) if isinstance(wanted, NetworkChange) else check_network(wanted)
         if network.mode == "none":
             raise SpecError("a network cannot be taken away", hint="Network() is one that reaches nothing")
         if egress.inspection is None and looks_into(network):
             raise SpecError(
-                "rules with methods or paths need TLS to be opened, and the sandbox was not made for that",
-                hint="make it with inspect=True or with secrets",
+                "rules with methods or paths, and headers, need TLS to be opened: the sandbox was not made for that",
+                hint="make it with inspect='on-demand', inspect=True or with secrets",
             )
-        egress.set(network)
+        egress.set(network, values=values)
         await self._store(egress)
         return network
 
@@ -306,10 +319,12 @@ class Networks:
         return (await self._found(sandbox_id))[1].secrets
 
     async def set_secrets(self, sandbox_id: str, values: Mapping[str, str | None]) -> None:
+        """Those of secrets by their names, those of headers and of the proxy by the keys of ``headerspec``. All of
+        them, or SpecError."""
         egress = await self._ours(sandbox_id)
-        if egress is None or egress.secrets is None:
+        if egress is None or (egress.secrets is None and not all("@" in name for name in values)):
             raise SpecError("the sandbox was made without secrets", hint="make it with secrets={...}")
-        egress.secrets.set(values)
+        egress.set_values(values)
 
     async def asks(self, sandbox_id: str) -> AsyncIterator[Ask]:
         """From the first ``anext`` on."""
@@ -332,7 +347,8 @@ class Networks:
             how = "TLS is opened with a certificate authority of its own"
             if live.distrust:
                 how += f", which programs inside may not trust: {live.distrust}"
-            added.append(Guarantee("inspection", True, how, "TLS"))
+            value = "TLS, where something needs it" if egress.spec.inspect == ON_DEMAND else "TLS"
+            added.append(Guarantee("inspection", True, how, value))
         if egress.log.lost:
             added.append(Guarantee("network log", False, "its file could not be written, and lacks some decisions"))
         kept = (item for item in live.instance.guarantees if item.control != "network")
@@ -361,19 +377,19 @@ def with_authority(spec: SandboxSpec) -> SandboxSpec:
     """The same, with the id of a certificate authority if TLS is to be opened and it has none yet."""
     if spec.network.mode == "none" or spec.authority:
         return spec
-    if not (spec.secrets or spec.network.inspect or looks_into(spec.network)):
+    if not (spec.secrets or looks_into(spec.network)):
         return spec
     return replace(spec, authority=random.token_hex(16))
 
 
 def looks_into(network: NetworkSpec) -> bool:
-    """Whether any rule is about requests."""
+    """Whether TLS is to be opened, or may come to be."""
     if network.mode == "none":
         return False
     from .network.presets import expand
 
     rules = [*expand(network.allow), *expand(network.deny, deny=True)]
-    return network.inspect or any(rule.of_requests for rule in rules)
+    return bool(network.inspect or network.headers) or any(rule.of_requests for rule in rules)
 
 
 def with_denied(result: Fields, reasons: list[str]) -> Fields:

@@ -23,7 +23,7 @@ from .files import AsyncFiles, records
 from .finding import create_or_find, holder_at, place_of
 from .history import AsyncHistory
 from .imaged import AsyncImaged
-from .netspec import UNSAID, Network, NetworkSpec, Secret
+from .netspec import UNSAID, Network, NetworkSpec, Secret, check_arguments
 from .network_api import Asker, AskFunction, AsyncNetwork, AsyncPorts, read_secrets
 from .process import (
     DEFAULT_MAX_OUTPUT,
@@ -116,6 +116,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
             asked = read_cloud_init(cloud_init)
             env = {**asked.env, **(env or {})}
         recipe = image if isinstance(image, Recipe) else None
+        if isinstance(network, Mapping):
+            network = check_arguments(network)
         self._spec = SandboxSpec.make(
             name, image=image if recipe is None else _TO_BE_BUILT, engine=engine, at_least=at_least, cpus=cpus,
             memory=memory, disk=disk, pids=pids, open_files=open_files, ttl=ttl, on_ttl=on_ttl, network=network,
@@ -125,13 +127,13 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
             cloud_init=asked.spec if asked else None, hostname=asked.hostname if asked else None,
         )  # fmt: skip
         place = None if controller is not None else place_of(server, key, ca)
-        self._init(controller, secrets, network.ask if isinstance(network, Network) else None, recipe, place)
+        self._init(controller, secrets, network if isinstance(network, Network) else None, recipe, place)
 
     def _init(
         self,
         controller: Controller | None,
         secrets: Mapping[str, Secret] | None = None,
-        ask: AskFunction | None = None,
+        network: Network | None = None,
         recipe: Recipe | None = None,
         place: Place | None = None,
     ) -> None:
@@ -142,7 +144,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
         self._closed = False
         self._recipe = recipe
         self._secrets = dict(secrets or {})
-        self._ask = ask
+        self._values = {} if network is None else dict(network.values)
+        self._ask: AskFunction | None = None if network is None else network.ask
         self._asker = Asker()
         self.files = AsyncFiles(self._open)
         self.network = AsyncNetwork(self._holder, self._asker)
@@ -229,7 +232,8 @@ class AsyncSandbox(AsyncHistory, AsyncPorts, AsyncImaged, AsyncCode):
             if self._info is None:
                 if self._controller is None:
                     self._controller = await holder_at(self._place, named=self._spec.name is not None)
-                values = await read_secrets(self._secrets)  # before anything is made that a missing one would leave
+                # before anything is made that a missing one would leave
+                values = {**await read_secrets(self._secrets), **self._values}
                 if self._recipe is not None:
                     there = getattr(self._controller, "place", None)  # of a server's
                     built = await self._recipe.resolve_reference(

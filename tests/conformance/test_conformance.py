@@ -17,7 +17,7 @@ _BEFORE_ANY_KERNEL = {"TestBadCommands", "TestBadInput", "TestBadPlaces"}
 #: kernel and our agent, the same as for root.
 _DIFFERS = {
     "TestDeath", "TestEgress", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestLinks", "TestLiveState",
-    "TestMetricsAndEvents", "TestSnapshots",
+    "TestMetricsAndEvents", "TestSnapshots", "TestFilesOnly", "TestTimeToLive",
 }  # fmt: skip
 
 

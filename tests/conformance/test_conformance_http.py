@@ -26,7 +26,7 @@ from sloplet.wire.schema import Op  # noqa: E402
 #: What the way to the server has a part in, on every engine. The rest is seen on the quick one.
 _ON_ALL = {"TestLifeCycle", "TestDeath", "TestPorts", "TestTerminal", "TestFlowControl"}
 #: What only an engine that saves memory can show.
-_LIVE = {"TestLiveState", "TestSnapshots"}
+_LIVE = {"TestFilesOnly", "TestLiveState", "TestSnapshots", "TestTimeToLive"}
 _REFUSED_HERE = {"TestBadCommands", "TestBadInput"}
 
 

@@ -18,12 +18,16 @@ def engines_for(tests: str) -> tuple[str, ...]:
     # of gVisor's what the keeper itself does: the rest goes the same way for every engine, or is refused before any
     if tests in ("TestBadCommands", "TestBadInput"):
         return ("fake",)
-    return ("fake", "container", "gvisor") if tests in ("TestLifeCycle", "TestDeath") else ("fake", "container")
+    all_of_them = ("TestLifeCycle", "TestDeath", "TestTimeToLive")
+    return ("fake", "container", "gvisor") if tests in all_of_them else ("fake", "container")
 
 
 #: What the engine does differently for root, or the keeper with what belongs to somebody. The rest is the keeper's
 #: relay, which is the same for all, over sandboxes that test_conformance.py has tried as root.
-_DIFFERS = {"TestDeath", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestMetricsAndEvents", "TestSnapshots"}
+_DIFFERS = {
+    "TestDeath", "TestFilesOnly", "TestGuarantees", "TestLifeCycle", "TestLimits", "TestMetricsAndEvents",
+    "TestSnapshots", "TestTimeToLive",
+}  # fmt: skip
 
 
 def same_for_everyone(tests: str) -> bool:

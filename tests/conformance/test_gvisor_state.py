@@ -18,6 +18,7 @@ from sloplet.engines.machine import machine
 from sloplet.errors import SaveFailed, StartFailed
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
+from sloplet.sync import Sandbox
 from sloplet.testing.leaks import Snapshot, adopted_orphans, settled, snapshot
 from sloplet.wire.schema import Op
 
@@ -296,3 +297,24 @@ def test_a_killed_holder_leaves_nothing(folder: Path) -> None:
             engine().reap(place.name)
             place.rmdir()
         assert settled(before, home.path, bury=True) == []
+
+
+def test_no_attribute_that_could_not_be_restored() -> None:
+    """gVisor saves an attribute without a value, and then cannot read what it saved."""
+    script = """
+import errno, os
+open("f", "w").close()
+fd = os.open("f", os.O_RDWR)
+for call in (lambda v: os.setxattr("f", "user.a", v), lambda v: os.setxattr("f", "user.a", v, follow_symlinks=False),
+             lambda v: os.setxattr(fd, "user.a", v)):
+    try:
+        call(b"")
+    except OSError as error:
+        print(error.errno == errno.ENOTSUP, end=" ")
+    call(b"1")
+"""
+    with Sandbox(engine="gvisor") as box:
+        assert box.run(["python3", "-c", script], check=True).stdout == "True " * 3
+        box.snapshot("saved")
+        box.rollback("saved")
+        assert box.files.attributes("f") == {"user.a": b"1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hostile_kit import Target, ask, ask_host, fingerprint, install
 
 from sloplet import Sandbox
+from sloplet.errors import FileError
 
 KERNEL_FILES = (
     "/proc/sys/kernel/core_pattern",
@@ -154,6 +156,22 @@ def test_e12_files_of_the_caller_in_view(
         if not target.can.private_filesystem:  # there is one file system: nothing at all may have worked
             worked = {way for way, code in said.lines.items() if code == "0"}
             assert worked <= {"read", "getflags", "fsgetxattr"}, worked
+            box.files.symlink("to-file", str(canary))
+            box.files.symlink("to-folder", str(folder))
+            for path in ("to-file", "to-folder", str(canary), str(folder)):
+                with pytest.raises(FileError):
+                    box.files.set_attributes(path, {"user.a": "1"})
+                with pytest.raises(FileError):
+                    box.files.write(path, "x", in_place=True)
+            assert os.listxattr(canary) == os.listxattr(folder) == []
+            box.files.mkdir("own")
+            box.files.write("own/file", "x")
+            try:  # positive control
+                box.files.set_attributes("own", {"user.a": "1"})
+                box.files.set_attributes("own/file", {"user.a": "1"})
+            except FileError as error:
+                if error.errno != errno.ENOTSUP:
+                    raise
     assert fingerprint(folder) == before
     assert canary.read_text() == "canary of the host\n"
 

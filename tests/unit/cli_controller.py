@@ -182,8 +182,11 @@ class Records:
     async def network(self, sandbox_id: str) -> NetworkSpec:
         return self.policies.get(sandbox_id, self.boxes[sandbox_id].spec.network)
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
         self.policies[sandbox_id] = network
+        self.values.update(values or {})
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         self.policies[sandbox_id] = change.applied(await self.network(sandbox_id))

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -37,8 +38,10 @@ class World:
         self._places: dict[tuple[str, int], int] = {}
         self._servers: list[asyncio.Server] = []
 
-    async def serve(self, address: str, port: int, handler: Handler, name: str = "") -> None:
-        server = await asyncio.start_server(handler, "127.0.0.1", 0, limit=2**20)
+    async def serve(
+        self, address: str, port: int, handler: Handler, name: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        server = await asyncio.start_server(handler, "127.0.0.1", 0, limit=2**20, ssl=tls)
         self._servers.append(server)
         self._places[(address, port)] = server.sockets[0].getsockname()[1]
         if name:

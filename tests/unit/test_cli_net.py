@@ -126,7 +126,12 @@ def test_a_policy_goes_to_a_file_and_back() -> None:
     settings = policy_settings(made.spec)
     assert tomllib.loads(to_toml(settings)) == settings
     assert Network(**settings).spec == made.spec
-    for spec in (NetworkSpec("learn"), NetworkSpec("rules", asks=True), NetworkSpec("rules")):
+    more = Network(
+        inspect="on-demand", by_address=True, headers={"*.a.org:443": ["X-A", "X-B"], "b.org": {"X-A": "value"}},
+        proxy="socks5://me:pass@c.org:1080",
+    )  # fmt: skip
+    assert "value" not in to_toml(policy_settings(more.spec))
+    for spec in (NetworkSpec("learn"), NetworkSpec("rules", asks=True), NetworkSpec("rules"), more.spec):
         assert Network(**tomllib.loads(to_toml(policy_settings(spec)))).spec == spec
 
 

@@ -22,6 +22,7 @@ from sloplet.cli.saved import state_text
 from sloplet.cli.working import progress_line
 from sloplet.controller import Event
 from sloplet.errors import SandboxPaused
+from sloplet.spec import SandboxSpec
 
 pytestmark = pytest.mark.anyone
 
@@ -236,3 +237,32 @@ def test_create_takes_the_settings_of_a_life(records: Records, said: Said) -> No
         assert (code, out) == (125, "")
         assert err.endswith(")\n"), "an error has a hint"
     assert "id-other" not in records.boxes
+
+
+def test_ttl(records: Records, said: Said) -> None:
+    assert said("ttl", "dev", "10m") == (0, "dev: running, ends in 9m59s\n", "")
+    assert records.asked[-1] == ("set_ttl", "id-dev", 600.0)
+    records.put(records.boxes["id-dev"], spec=SandboxSpec.make("dev", on_ttl="pause"))
+    assert said("ttl", "dev", "2h")[1] == "dev: running, sleeps in 1h59m\n"
+    assert said("ttl", "dev", "never")[1] == "dev: running, without end\n"
+    assert records.asked[-1] == ("set_ttl", "id-dev", None)
+    code, out, err = said("ttl", "dev", "soon")
+    assert (code, out) == (125, "")
+    assert "ttl='soon' is not a duration" in err
+    assert json.loads(said("ttl", "dev", "5m", "--json")[1])["name"] == "dev"
+    assert said("ttl", "dev", "0")[1] == "dev: ended\n"
+    assert said("ttl", "dev", "5m")[0] == 125
+
+
+def test_files_only(records: Records, said: Said) -> None:
+    assert said("pause", "box", "--disk")[1].startswith("box: paused, ")
+    assert [each.kind for each in records.saved] == ["disk"]
+    assert ": disk" in said("snapshot", "dev", "files", "--disk")[1]
+    assert ": disk" in said("template", "create", "warm", "dev", "--disk")[1]
+    assert ": live" in said("snapshot", "dev", "all")[1]  # the control
+
+
+def test_copies_with_a_time_of_their_own(records: Records, said: Said) -> None:
+    assert said("fork", "dev", "--ttl", "5m")[0] == 0
+    assert records.asked[-1] == ("fork", "id-dev", 1, ["dev-1"], None, 300.0)
+    assert said("fork", "dev", "--ttl", "x")[0] == 125

@@ -110,7 +110,10 @@ def test_a_request_is_one_write_or_a_file(language: str, code: str) -> None:
     assert (request is None) == (len(raw) > 4096) or len(raw) > 700
     if request is not None and language != "shell":
         assert request.count(b"\n") == 1
-        assert json.loads(request) == {"key": KEY, "id": CELL, "code": raw.decode()}
+        if language in ("r", "java"):
+            assert request == f"{KEY} {CELL} code x{raw.hex()}\n".encode()
+        else:
+            assert json.loads(request) == {"key": KEY, "id": CELL, "code": raw.decode()}
 
 
 @settings(max_examples=30)
@@ -172,3 +175,35 @@ def test_settings_of_a_sandbox_are_not_believed() -> None:
     for raw in (b"", b"\xff", b"[" * 100_000):
         with pytest.raises(ValueError):  # noqa: PT011
             Settings.from_bytes(raw)
+
+
+def test_variables_of_a_cell_go_with_it_or_with_its_file() -> None:
+    line = languages.request("python", KEY, CELL, b"1", {"A": "x"})
+    assert line is not None
+    assert json.loads(line) == {"key": KEY, "id": CELL, "code": "1", "env": {"A": "x"}}
+    long = {"A": "x" * 5000}
+    assert languages.request("node", KEY, CELL, b"1", long) is None
+    assert json.loads(languages.by_file("node", b"1", long)) == {"code": "1", "env": long}
+    assert json.loads(languages.request_by_file("node", KEY, CELL, "/tmp/c", long))["whole"] is True
+    assert languages.by_file("python", b"code") == b"code"
+    assert "whole" not in json.loads(languages.request_by_file("python", KEY, CELL, "/tmp/c"))
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), st.text(max_size=30), max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_a_shell_is_lent_what_was_asked_for(env: dict[str, str]) -> None:
+    env = {f"V_{name}": value.replace("\0", "") for name, value in env.items()}
+    env = {name: value for name, value in env.items() if value.isprintable()}
+    script = b"sloplet_lend() { printf '%s\\0' \"$@\"; }\n" + languages.by_file("shell", b":", env)
+    said = subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout.decode().split("\0")[:-1]
+    assert said == [part for pair in env.items() for part in pair]
+
+
+@pytest.mark.parametrize(
+    ("language", "env"),
+    [("shell", {"a-b": ""}), ("shell", {"x; reboot": ""}), ("python", {"a=b": ""}), ("node", {"": ""}),
+     ("python", {"a": "\0"}), ("python", {"a": "\ud800"}), ("python", {"a": 5})],
+)  # fmt: skip
+def test_variables_that_cannot_be_set(language: str, env: dict[str, str]) -> None:
+    with pytest.raises(SpecError):
+        languages.check_variables(language, env)

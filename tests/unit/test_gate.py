@@ -22,6 +22,7 @@ class Told:
     def __init__(self, *, needs_requests: bool = False) -> None:
         self.target = Target("db.test", "198.18.0.1", 80)
         self.needs_requests = needs_requests
+        self.gets_headers = False
         self.inspected = False
         self.protocol = ""
         self.http = b""

@@ -14,7 +14,7 @@ from keeper_toy import ToyRuntime, World, keeper, run
 from sloplet.controller import Port, SandboxInfo
 from sloplet.errors import PortUnavailable, SandboxNotFound, SpecError
 from sloplet.netchange import NetworkChange
-from sloplet.netspec import NetworkSpec, SecretSpec
+from sloplet.netspec import Network, NetworkSpec, SecretSpec
 from sloplet.network.asks import Ask
 from sloplet.network.log import Decision
 from sloplet.spec import SandboxSpec
@@ -48,8 +48,10 @@ class NetworkToy(ToyRuntime):
             return INFO
         raise SandboxNotFound(f"there is no sandbox {ref!r}")
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        self.asked.append((sandbox_id, network))
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.asked.append((sandbox_id, network, *([dict(values)] if values else [])))
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         self.asked.append((sandbox_id, change))
@@ -115,6 +117,9 @@ def test_all_that_can_be_asked() -> None:
         policy = NetworkSpec("rules", ("a.com",), ("b.com",), budget=2**40)
         await client.set_network("toybox", policy)
         assert toy.asked == [("toybox", policy)]
+        valued = Network(headers={"a.com": {"X-A": "value"}}, proxy="socks5://me:pass@b.com:1")
+        await client.set_network("toybox", valued.spec, valued.values)
+        assert toy.asked[-1] == ("toybox", valued.spec, {"x-a@a.com": "value", "@proxy": "pass"})
         change = NetworkChange(deny=(), remove=("pypi.org",), add_allow=("a.com",), add_deny=("b.com",))
         assert await client.change_network("toybox", change) == NetworkSpec("rules", ("a.com",), ("b.com",))
         assert toy.asked[-1] == ("toybox", change)

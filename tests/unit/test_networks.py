@@ -19,6 +19,7 @@ from sloplet.errors import SandboxNotFound, SpecError, StartFailed
 from sloplet.events import EventBus
 from sloplet.netspec import Network, NetworkSpec, Secret
 from sloplet.netstart import check_served, environment
+from sloplet.network.channel import Refused
 from sloplet.networks import Networks, looks_into, with_authority, with_denied, with_placeholders
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home, new_id
@@ -178,6 +179,54 @@ def test_a_fork_has_its_parents_policy_and_values_and_a_log_of_its_own(tmp_path:
     with_holder(tmp_path / "home", scenario)
 
 
+def test_values_of_headers_and_the_proxy_are_the_holders_only(tmp_path: Path) -> None:
+    def network(**more: Any) -> Network:
+        proxy = "socks5://me:p4ss-word@proxy.example.com:1080"
+        return Network(allow=["a.example.com"], headers={"a.example.com": {"X-A": "v4lue-a", **more}}, proxy=proxy)
+
+    asked = made(name="box", network=network())
+
+    async def first(holder: Holder) -> None:
+        info = holder.make(asked)
+        egress = await holder.networks.for_start(info, asked)
+        assert egress is not None
+        assert holder.networks.with_values() == set()
+        with pytest.raises(SpecError, match="without secrets"):
+            await holder.networks.set_secrets(info.id, {"KEY": "x", "x-a@a.example.com": "x"})
+        assert holder.networks.with_values() == set()
+        await holder.networks.set_secrets(info.id, dict(network().values))
+        assert holder.networks.with_values() == {info.id}
+        child = holder.make(replace(asked, name=None))
+        await holder.networks.inherit(info.id, child.id)
+        copy = await holder.networks.for_start(child, asked)
+        assert copy is not None
+        await holder.networks.set(info.id, network(**{"X-B": "v4lue-b"}).spec, {"x-b@a.example.com": "v4lue-b"})
+        assert egress.injected.values() == {
+            "x-a@a.example.com": "v4lue-a", "x-b@a.example.com": "v4lue-b", "@proxy": "p4ss-word",
+        }  # fmt: skip
+        assert copy.injected.values() == {"x-a@a.example.com": "v4lue-a", "@proxy": "p4ss-word"}, "of that moment"
+        holder.networks.forget_values(child.id)
+        assert holder.networks.with_values() == {info.id}
+
+    with_holder(tmp_path / "home", first)
+
+    async def second(holder: Holder) -> None:
+        info = holder.store.find("box")
+        holder.here.add(info.id)
+        found = await holder.networks.of(info.id)
+        assert found is not None
+        assert found.spec.headers == (("a.example.com", ("X-A", "X-B")),)
+        assert found.injected.values() == {}
+        with pytest.raises(Refused, match="X-A"):
+            found.injected.fields("a.example.com", 443)
+
+    with_holder(tmp_path / "home", second)
+    everything = b"".join(each.read_bytes() for each in (tmp_path / "home").rglob("*") if each.is_file())
+    assert b"X-B" in everything  # the positive control
+    assert b"v4lue" not in everything
+    assert b"p4ss" not in everything
+
+
 def test_what_is_gone_is_forgotten(tmp_path: Path) -> None:
     async def scenario(holder: Holder) -> None:
         info = holder.make(spec())
@@ -209,7 +258,12 @@ def test_what_cannot_be_changed_is_refused_with_what_to_do(tmp_path: Path) -> No
             await holder.networks.set_secrets(plain.id, {"KEY": "x"})
         with pytest.raises(SpecError, match="taken away"):
             await holder.networks.set(plain.id, NetworkSpec())
-        for network in (Network(allow=["GET https://a.example.com/x"]), Network(inspect=True)):
+        for network in (
+            Network(allow=["GET https://a.example.com/x"]),
+            Network(inspect=True),
+            Network(inspect="on-demand"),
+            Network(headers={"a.example.com": {"X-A": "1"}}),
+        ):
             with pytest.raises(SpecError, match="not made for that"):
                 await holder.networks.set(plain.id, network.spec)
         with pytest.raises(SpecError):
@@ -270,6 +324,8 @@ def test_an_authority_only_where_tls_is_opened() -> None:
     opened = with_authority(spec(network=Network(inspect=True)))
     assert opened.authority
     assert with_authority(opened).authority == opened.authority
+    assert with_authority(spec(network=Network(inspect="on-demand"))).authority
+    assert with_authority(spec(network=Network(headers={"a.example.com": {"X-A": "1"}}))).authority
     assert with_authority(spec(network=Network(allow=["GET https://a.example.com/x/*"]))).authority
     assert with_authority(spec(secrets={"KEY": Secret(value="v" * 20, hosts=["a.example.com"])})).authority
     assert looks_into(Network(deny=["POST https://a.example.com/x"]).spec)

@@ -12,7 +12,15 @@ import pytest
 from sloplet.errors import EngineUnavailable, NotAllowed, SpecError, UnknownEngine, VolumeError
 from sloplet.netspec import Network
 from sloplet.server.keys import KeyLimits
-from sloplet.server.policy import EngineFact, Ground, check_copy, check_engine, permitted, permitted_of_template
+from sloplet.server.policy import (
+    EngineFact,
+    Ground,
+    check_copy,
+    check_engine,
+    limited_ttl,
+    permitted,
+    permitted_of_template,
+)
 from sloplet.server.settings import AllowedPath
 from sloplet.spec import SandboxSpec
 from sloplet.state.home import Home
@@ -116,6 +124,20 @@ def test_time_to_live() -> None:
     assert made(limits, ttl=60).ttl == 60
     assert made(limits, ttl=7200).ttl == 3600
     assert made().ttl is None
+    assert [limited_ttl(ttl, limits) for ttl in (None, 0.0, 60.0, 7200.0)] == [3600, 0, 60, 3600]
+    assert limited_ttl(None, KeyLimits()) is None
+    assert (made(limits, on_ttl="pause").longest, made(on_ttl="pause").longest) == (3600, None)
+
+
+def test_copies_of_what_sleeps_at_its_time_s_end() -> None:
+    """When such a one wakes it has what its key may have: one that has more, or no limit, is not for this key."""
+    limits = KeyLimits(max_ttl=60)
+    spec = SandboxSpec.make(ttl=30, on_ttl="pause")
+    check_copy(replace(spec, longest=60), "gvisor", limits, GROUND, what="it")
+    check_copy(spec, "gvisor", KeyLimits(), GROUND, what="it")
+    for longest in (None, 61):
+        with pytest.raises(NotAllowed, match="without end"):
+            check_copy(replace(spec, longest=longest), "gvisor", limits, GROUND, what="it")
 
 
 def test_what_counts_is_enforced_and_defaults_fit() -> None:

@@ -8,5 +8,7 @@ export type { ConnectOptions } from "./http.js";
 export type { Command, ExecOptions, Output, Process, RunOptions, SpawnOptions } from "./process.js";
 export { Result } from "./results.js";
 export { Sandbox } from "./sandbox.js";
-export type { CreateOptions, Event, NetworkPolicy, ProcessInfo, SandboxInfo, SandboxSpec, Snapshot } from "./sandbox.js";
+export type {
+  CreateOptions, Event, Memory, NetworkPolicy, ProcessInfo, SandboxInfo, SandboxSpec, Snapshot,
+} from "./sandbox.js";
 export type { Schemas } from "./api.js";

@@ -29,6 +29,11 @@ export interface CallOptions {
   signal?: AbortSignal;
 }
 
+export interface Memory {
+  /** false: only the files are saved, which every engine can; nothing runs when it starts from them. */
+  memory?: boolean;
+}
+
 export interface CreateOptions extends ConnectOptions, CallOptions {
   /** One that is there already; else one is made of the other options. */
   client?: Client;
@@ -145,25 +150,38 @@ export class Sandbox implements AsyncDisposable {
 
   // -- its state ---------------------------------------------------------------
 
-  /** Write memory and disk, and free everything else. It wakes when it is used. */
-  async pause(options: CallOptions = {}): Promise<SandboxInfo> {
-    return (this.known = await call(this.transport, "post", "/v1/sandboxes/{box}/pause", this.of(options)));
+  /**
+   * From now on it has that long to live (seconds, or "10m"); null: for ever; 0: not any more. Then it ends, or sleeps
+   * where `on_ttl` says so.
+   */
+  async setTtl(ttl: number | string | null, options: CallOptions = {}): Promise<SandboxInfo> {
+    const json = { ttl };
+    return (this.known = await call(this.transport, "put", "/v1/sandboxes/{box}/ttl", { ...this.of(options), json }));
+  }
+
+  /** Write memory and disk, and free everything else. It wakes when it is used. `memory: false`: only its files. */
+  async pause(options: CallOptions & Memory = {}): Promise<SandboxInfo> {
+    const { memory, ...rest } = options;
+    const json = { memory: memory ?? true };
+    return (this.known = await call(this.transport, "post", "/v1/sandboxes/{box}/pause", { ...this.of(rest), json }));
   }
 
   async resume(options: CallOptions = {}): Promise<SandboxInfo> {
     return (this.known = await call(this.transport, "post", "/v1/sandboxes/{box}/resume", this.of(options)));
   }
 
-  /** Save its state now, and run on. */
-  async snapshot(name?: string, options: CallOptions = {}): Promise<Snapshot> {
-    const json = name === undefined ? {} : { name };
-    return call(this.transport, "post", "/v1/sandboxes/{box}/snapshots", { ...this.of(options), json });
+  /** Save its state now, and run on. `memory: false`: only its files. */
+  async snapshot(name?: string, options: CallOptions & Memory = {}): Promise<Snapshot> {
+    const { memory, ...rest } = options;
+    const json = { memory: memory ?? true, ...(name !== undefined && { name }) };
+    return call(this.transport, "post", "/v1/sandboxes/{box}/snapshots", { ...this.of(rest), json });
   }
 
   /** Save its state as a template, which stays when this one is gone. */
-  async template(name: string, options: CallOptions = {}): Promise<Snapshot> {
-    const json = { sandbox: this.open(), name };
-    return call(this.transport, "post", "/v1/templates", { json, ...options });
+  async template(name: string, options: CallOptions & Memory = {}): Promise<Snapshot> {
+    const { memory, ...rest } = options;
+    const json = { sandbox: this.open(), name, memory: memory ?? true };
+    return call(this.transport, "post", "/v1/templates", { json, ...rest });
   }
 
   /** Its snapshots, oldest first. */
@@ -187,11 +205,12 @@ export class Sandbox implements AsyncDisposable {
   /** Running copies, of how it is now or was at a snapshot. */
   async fork(
     count = 1,
-    options: CallOptions & { names?: string[]; snapshot?: string | Snapshot } = {},
+    options: CallOptions & { names?: string[]; snapshot?: string | Snapshot; ttl?: number | string } = {},
   ): Promise<Sandbox[]> {
-    const { names, snapshot, signal } = options;
+    const { names, snapshot, ttl, signal } = options;
     const json = {
       count, ...(names && { names }), ...(snapshot !== undefined && { snapshot: idOf(snapshot) }),
+      ...(ttl !== undefined && { ttl }),
     };
     const headers = { "Idempotency-Key": crypto.randomUUID() };
     const made = await call(this.transport, "post", "/v1/sandboxes/{box}/fork", {

@@ -2774,6 +2774,12 @@ export interface components {
             /** Budget */
             budget?: number | string | null;
             /**
+             * By Address
+             * @description A name that no rule decides about is judged by the addresses that it leads to.
+             * @default false
+             */
+            by_address?: boolean;
+            /**
              * Connections
              * @default 512
              */
@@ -2784,10 +2790,21 @@ export interface components {
              */
             deny?: string[];
             /**
+             * Headers
+             * @description By host: what requests to it are given. Values are kept in memory only, and never shown; null where one is known already, or comes later.
+             * @default {}
+             */
+            headers?: {
+                [key: string]: {
+                    [key: string]: string | null;
+                } | string[];
+            };
+            /**
              * Inspect
+             * @description on-demand: TLS is not opened, but can be where something comes to need it.
              * @default false
              */
-            inspect?: boolean;
+            inspect?: boolean | "on-demand";
             /**
              * Learn
              * @default false
@@ -2806,6 +2823,12 @@ export interface components {
              * @default []
              */
             passthrough?: string[];
+            /**
+             * Proxy
+             * @description socks5://[user[:password]@]host:port; empty: none
+             * @default
+             */
+            proxy?: string;
         };
         /**
          * NetworkChanged
@@ -2846,12 +2869,24 @@ export interface components {
             bandwidth: number | null;
             /** Budget */
             budget: number | null;
+            /** By Address */
+            by_address: boolean;
             /** Connections */
             connections: number;
             /** Deny */
             deny: string[];
-            /** Inspect */
-            inspect: boolean;
+            /**
+             * Headers
+             * @description Names only, by host
+             */
+            headers: {
+                [key: string]: string[];
+            };
+            /**
+             * Inspect
+             * @description true, false or on-demand
+             */
+            inspect: boolean | string;
             /**
              * Mode
              * @description none, rules or learn
@@ -2861,6 +2896,11 @@ export interface components {
             on_budget: string;
             /** Passthrough */
             passthrough: string[];
+            /**
+             * Proxy
+             * @description Without its password; empty: none
+             */
+            proxy: string;
         };
         /** NewKey */
         NewKey: {
@@ -3356,7 +3396,7 @@ export interface components {
         SecretValues: {
             /**
              * Values
-             * @description By the secrets' names; null: forget it
+             * @description By the secrets' names, or header@host of the network's headers, or @proxy; null: forget it
              */
             values: {
                 [key: string]: string | null;

@@ -357,6 +357,21 @@ test("pause, resume and fork keep what runs", { skip: skip || (live === undefine
   }
 });
 
+test("its time to live, and a sleep with its files only", { skip }, async () => {
+  await using made = await client.create({ engine, ttl: "1h", on_ttl: "pause-disk" });
+  await made.files.write("state", "kept");
+  const until = (await made.setTtl("2h")).expires_at ?? 0;
+  assert.ok(until > Date.now() / 1000 + 7000);
+  assert.equal((await made.setTtl(null)).expires_at, null);
+  assert.equal((await made.snapshot("files", { memory: false })).kind, "disk");
+  assert.equal((await made.pause({ memory: false })).state, "paused");
+  assert.equal(await made.files.readText("state"), "kept");
+  const [child] = await made.fork(1, { snapshot: "files", ttl: 60 });
+  assert.ok((child!.info.expires_at ?? 0) > 0);
+  await child!.kill();
+  assert.equal((await made.setTtl(0)).state, "paused");
+});
+
 test("an archive goes out and comes in as another sandbox", { skip }, async () => {
   await using made = await client.create({ engine });
   await made.files.write("state", "carried");

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from ..sandbox import AsyncSandbox
 
 _MAX_CODE = 64 * 2**20
-_LANGUAGES = {".py": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "shell", ".bash": "shell"}
+_LANGUAGES = {
+    ".py": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "typescript", ".sh": "shell",
+    ".bash": "shell", ".r": "r", ".java": "java", ".jsh": "java",
+}  # fmt: skip
 
 
 @click.command(
@@ -46,7 +49,11 @@ _LANGUAGES = {".py": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".
 @name_argument(required=False)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @click.option("-c", "text", metavar="TEXT", help="Run TEXT. [default: FILE, else stdin]")
-@click.option("--language", metavar="NAME", help="python, node or shell. [default: by FILE's name, else python]")
+@click.option(
+    "--language",
+    metavar="NAME",
+    help="python, node, typescript, shell, r or java. [default: by FILE's name, else python]",
+)
 @click.option("--context", metavar="NAME", help="Another context than the language's own.")
 @click.option("--timeout", metavar="TIME", help="Interrupt it after that long, for example 30 or 5m (exit code 124).")
 @click.option("--restart", is_flag=True, help="If the context has ended, start it anew.")
@@ -180,7 +187,7 @@ def _tell(result: CodeResult, saved: list[str]) -> None:
     if saved:
         note(f"saved {', '.join(saved)}")
     else:
-        rich = [mime for one in result.results for mime in one.data if mime != "text/plain"]
+        rich = [mime for one in result.results for mime in one.data if mime != "text/plain" and "json" not in mime]
         if rich:
             note(f"there are rich results ({', '.join(sorted(set(rich)))}): --out DIR saves them")
 

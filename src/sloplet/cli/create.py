@@ -65,7 +65,7 @@ async def _create(name: str, arguments: dict[str, Any], reuse: bool, quiet: bool
     if reuse:
         return await working(f"starting {name}", box.start())
     controller = await holder()
-    values = await read_secrets(arguments.get("secrets", {}))
+    values = await read_secrets(arguments.get("secrets", {})) | getattr(arguments.get("network"), "values", {})
     info = await working(f"starting {name}", controller.create(box.spec))
     if values:
         await controller.set_secrets(info.id, values)

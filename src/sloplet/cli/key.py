@@ -59,6 +59,7 @@ for _verb in (ssh_add, ssh_ls, ssh_rm):
 @click.option("--concurrency", type=int, metavar="N", help="Requests at a time.")
 @click.option("--max-ttl", metavar="TIME", help="No sandbox lives longer, for example 8h or 1d.")
 @click.option("--expires", metavar="TIME", help="The key ends after that long, for example 30d.")
+@click.option("--e2b", is_flag=True, help="Print it as E2B's clients need it: E2B_API_KEY.")
 @json_option
 def create(
     name: str,
@@ -74,10 +75,12 @@ def create(
     concurrency: int | None,
     max_ttl: str | None,
     expires: str | None,
+    e2b: bool,
     as_json: bool,
 ) -> None:
     """Make a key, and print it this once. Limits count over all of its tenant; what is not named is not limited."""
     from ..quantities import parse_duration
+    from ..server.e2b.keys import to_e2b
     from ..server.keys import KeyLimits
 
     limits = KeyLimits.make(
@@ -95,10 +98,11 @@ def create(
         keys.close()
     tell("key.create", made)
     if as_json:
-        print_json({"key": text, **made.to_dict()})
+        print_json({"key": text, "e2b_key": to_e2b(text), **made.to_dict()})
         return
-    click.echo(text)
-    note(f"key {made.name} of the tenant {made.tenant}; it is shown this once: export SLOPLET_KEY=...")
+    click.echo(to_e2b(text) if e2b else text)
+    variable = "E2B_API_KEY" if e2b else "SLOPLET_KEY"
+    note(f"key {made.name} of the tenant {made.tenant}; it is shown this once: export {variable}=...")
 
 
 @key.command("ls", cls=Verb, examples="sloplet key\nsloplet key ls -a\nsloplet key ls --json")

@@ -83,6 +83,9 @@ def to_toml(settings: dict[str, Any]) -> str:
             lines.append(
                 f"{key} = [" + "".join(f"\n    {json.dumps(item)}," for item in value) + ("\n]" if value else "]")
             )
+        elif isinstance(value, dict):
+            inner = ", ".join(f"{json.dumps(name)} = {json.dumps(item)}" for name, item in value.items())
+            lines.append(f"{key} = {{ {inner} }}")
         else:
             lines.append(f"{key} = {json.dumps(value)}")  # JSON's texts, numbers and true are TOML's
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import EngineUnavailable, SpecError
+from . import serve_e2b
 from .options import Verb, json_option
 from .output import note, print_json
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     examples="""
     sloplet serve
     sloplet serve --port 8080
+    sloplet serve --e2b
     sloplet serve --host 0.0.0.0 --tls --name sandbox.example.org --domain sandbox.example.org
     sloplet serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
     """,
@@ -56,6 +58,13 @@ if TYPE_CHECKING:
               help="How long a client whose connection broke may take to come back.")  # fmt: skip
 @click.option("--ssh-port", type=click.IntRange(0, 65535), metavar="PORT", help="SSH into sandboxes, on this port.")
 @click.option("--no-mcp", is_flag=True, help="Without /mcp.")
+@click.option("--e2b", is_flag=True, help="Say what to export for E2B's own clients; TLS for them on --e2b-port.")
+@click.option("--no-e2b", is_flag=True, help="Without E2B's API.")
+@click.option("--e2b-port", type=click.IntRange(0, 65535), metavar="PORT", help="With --e2b. [default: 7668]")
+@click.option("--e2b-engine", metavar="ENGINE", help="What their sandboxes run on. [default: gvisor, else container]")
+@click.option("--e2b-pool", type=click.IntRange(0, 100), metavar="N",
+              help="Sandboxes of each of their templates that are kept ready.")  # fmt: skip
+@click.option("--e2b-prepare", is_flag=True, help="Make the images of E2B's own templates at the start.")
 @click.option("--max-creating", type=click.IntRange(1, 10_000), default=16, show_default=True, metavar="N",
               help="Sandboxes that are made at a time; others wait.")  # fmt: skip
 @click.option("--max-upload", default="64g", show_default=True, metavar="SIZE", help="The longest streamed body.")
@@ -80,7 +89,7 @@ def serve(as_json: bool, **options: Any) -> None:
     settings = settings_of(home, options)
     logs = Logs(settings.log_format)
     try:
-        asyncio.run(run(home, settings, lambda server: _ready(server, as_json)))
+        asyncio.run(run(home, settings, lambda server: _ready(server, as_json, e2b=options["e2b"])))
     finally:
         logs.close()
 
@@ -137,7 +146,7 @@ def settings_of(home: Home, options: dict[str, Any]) -> ServeSettings:
             f"others could reach {settings.host}, and read keys on the way",
             hint="--tls (or --tls-cert and --tls-key) encrypts; --insecure if something in front does, or it is meant",
         )
-    return settings
+    return serve_e2b.with_e2b(home, settings, options)
 
 
 def address_of(text: str) -> str:
@@ -170,12 +179,15 @@ def _absolute(path: str | None) -> str | None:
     return None if not path else os.path.abspath(path)
 
 
-def _ready(server: ServerState, as_json: bool) -> None:
+def _ready(server: ServerState, as_json: bool, *, e2b: bool = False) -> None:
     """It answers. The first time there is no key: one is made now, when nothing can go wrong any more."""
     settings = server.settings
     fresh = None if server.keys.list() else server.keys.create("admin", admin=True)[1]
     if as_json:
-        told = {"url": server.url, "key": fresh, "ca": settings.authority, "ssh": server.ssh and server.ssh.to_dict()}
+        told = {
+            "url": server.url, "key": fresh, "ca": settings.authority, "ssh": server.ssh and server.ssh.to_dict(),
+            "e2b": serve_e2b.told(server, fresh) if e2b else None,
+        }  # fmt: skip
         print_json({**{name: value for name, value in told.items() if value is not None}, "pid": os.getpid()})
         return
     click.echo(f"export SLOPLET_URL={server.url}")
@@ -183,6 +195,8 @@ def _ready(server: ServerState, as_json: bool) -> None:
         click.echo(f"export SLOPLET_CA={settings.authority}")
     if fresh:
         click.echo(f"export SLOPLET_KEY={fresh}")
+    if e2b:
+        serve_e2b.tell(server, fresh)
     sys.stdout.flush()
     note(f"serving {server.home.path} at {server.url}")
     if fresh:
@@ -193,5 +207,7 @@ def _ready(server: ServerState, as_json: bool) -> None:
         note(f"clients elsewhere need {settings.authority} as their SLOPLET_CA")
     if server.ssh is not None:
         note(f"SSH: `ssh -p {server.ssh.port} NAME@HOST`; its host key is {server.ssh.fingerprint}; see docs/ssh.md")
+    if e2b:
+        serve_e2b.advise(server)
     trust = f"--cacert {settings.authority} " if settings.authority else ""
     note(f'try: curl {trust}-H "Authorization: Bearer $SLOPLET_KEY" {server.url}/v1/sandboxes; see docs/server.md')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..controller import Controller
@@ -43,19 +44,22 @@ class AsyncCode:
         on_result: OnResult | None = None,
         max_output: int | str = DEFAULT_MAX_OUTPUT,
         restart: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> CodeResult:
         """Run a cell of code where variables stay: ``code("x = 1")``, then ``code("x + 1").text`` is ``"2"``.
 
-        ``language`` is "python" (the default), "node" or "shell"; each has a context of its own, and ``context`` names
-        another one. ``timeout`` interrupts the cell; only if that does not help the context is started anew
-        (``restarted``). The callbacks get output and results as they come. Code that raises is a result with
-        ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew.
+        ``language`` is "python" (the default), "node", "typescript", "shell", "r" or "java"; each has a context of its
+        own, and ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the context
+        is started anew (``restarted``). The callbacks get output and results as they come. Code that raises is a result
+        with ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew. ``env`` has
+        variables for this cell alone: what was there before comes back.
         """
         name = context.name if isinstance(context, CodeContext) else context
         limit = None if timeout is None else parse_duration(timeout, "timeout")
-        wishes = Wishes(limit, max_output, on_stdout, on_stderr, on_result)
         spoken = languages.language_of(language or "python")
         languages.check_code(spoken, code)
+        lent = languages.check_variables(spoken, env or {})
+        wishes = Wishes(limit, max_output, on_stdout, on_stderr, on_result, lent)
         kernel = await self._kernels.kernel(spoken, name, restart=restart)
         if self._spec.undo:
             controller, sandbox_id = await self._holder()
@@ -78,7 +82,7 @@ class AsyncCode:
             return replace(error.partial, error=replace(failed, message=message), restarted=True)
 
     async def _cell(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
-        if kernel.language != "shell":
+        if kernel.language not in languages.ONE_BY_ONE:
             return await self._sent(kernel, code, wishes)
         # What a shell has read ahead it may forget when it is interrupted: ours wait here for their turn.
         async with self._kernels.turn(f"{kernel.name} cells"):
@@ -87,12 +91,14 @@ class AsyncCode:
     async def _sent(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
         cell = new_cell()
         raw = languages.check_code(kernel.language, code)
-        request = languages.request(kernel.language, kernel.key, cell, raw)
+        env = languages.check_variables(kernel.language, wishes.env)
+        request = languages.request(kernel.language, kernel.key, cell, raw, env)
         path = None
         try:
             if request is None:
-                path = await self._kernels.deposit(kernel, cell, raw)
-                request = languages.request_by_file(kernel.language, kernel.key, cell, path)
+                held = languages.by_file(kernel.language, raw, env)
+                path = await self._kernels.deposit(kernel, cell, held)
+                request = languages.request_by_file(kernel.language, kernel.key, cell, path, env)
             stream = await self._kernels.open(attach_request(kernel))
             try:
                 await stream.send(request)

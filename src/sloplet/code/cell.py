@@ -11,8 +11,8 @@ import binascii
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..controller import Stream
@@ -74,6 +74,7 @@ class Wishes:
     on_stdout: Output | None = None
     on_stderr: Output | None = None
     on_result: OnResult | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Collector:
@@ -323,7 +324,9 @@ def ended(kernel: Kernel, end: Fields, last: bytes) -> KernelError:
     text = _ANSI.sub("", _FRAME.sub(b"", last).decode("utf-8", "replace")).strip()
     said = f"; its last words: {text[-800:]}" if text else ""
     if not kernel.early and not kernel.begun:
-        hint = "look at its settings: contexts.create(python=...) names another interpreter"
+        hint = "use an image that has what the language needs, as sloplet/code-all has"
+        if kernel.language == "python":
+            hint = "look at its settings: contexts.create(python=...) names another interpreter"
         return KernelError(f"{kernel.describe()} could not be started: it {how}{said}", hint=hint)
     return KernelError(f"{kernel.describe()} {how}: its variables are gone{said}", hint=restart_hint(kernel.name))
 

@@ -7,18 +7,29 @@ folder need be writable. Its requests are lines of at most 4,096 bytes: one writ
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from ..errors import SpecError
+from ..spec import check_env
 
 MAX_REQUEST = 4096  # PIPE_BUF: requests of several clients never mix
 PROTOCOL = 1
 
-ALIASES = {"javascript": "node", "js": "node", "bash": "shell", "sh": "shell", "python3": "python", "py": "python"}
-LANGUAGES = ("python", "node", "shell")
+ALIASES = {
+    "javascript": "node", "js": "node", "ts": "typescript", "bash": "shell", "sh": "shell", "python3": "python",
+    "py": "python",
+}  # fmt: skip
+LANGUAGES = ("python", "node", "typescript", "shell", "r", "java")
+#: Their kernels have no JSON, so their requests are words: x and hexadecimal digits.
+_WORDS = ("r", "java")
+#: They read a request when the one before has ended: one that waits cannot be taken back.
+ONE_BY_ONE = ("shell", "r")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _PYTHON = """\
 # Sloplet's Python kernel: the rest of it comes on stdin
@@ -43,11 +54,30 @@ _NODE = """\
     at += n;
   }
   const kernel = require('vm').runInThisContext(text.toString(), {filename: 'sloplet kernel'});
-  kernel(require, process.argv[2], (name) => import(name));
+  kernel(require, process.argv[2], (name) => import(name), process.argv[3]);
 }
 """
 #: Children must not read the kernel's requests, and Node cannot move descriptors.
 _START_NODE = 'exec node --no-warnings -e "$0" -- "$@" 3<&0 </dev/null'
+#: R reads files by large pieces, pipes of its own by bytes; an interrupt is not for what feeds it.
+_R = """\
+# Sloplet's R kernel: the rest of it comes on descriptor 3
+local({
+  given <- commandArgs(TRUE)
+  requests <- pipe("trap '' INT; exec cat <&3", "rb")
+  text <- rawToChar(readBin(requests, "raw", as.integer(given[1])))
+  Encoding(text) <- "UTF-8"
+  names <- list2env(list(key = given[2], requests = requests), parent = globalenv())
+  eval(parse(text = text, keep.source = FALSE), names)
+})
+"""
+_START_R = ': "${LANG:=C.UTF-8}"; export LANG; exec Rscript --vanilla -e "$0" "$@" 3<&0 </dev/null'
+#: Java compiles its kernel from a file, which is gone at once.
+_START_JAVA = """\
+# Sloplet's Java kernel
+file=$(mktemp) && dd bs=1 "count=$0" of="$file" 2>/dev/null && exec 3<"$file" && rm -f "$file" || exit 1
+exec java -XX:+UseSerialGC -XX:TieredStopAtLevel=1 --source 11 /dev/fd/3 "$1"
+"""
 #: Interactive shells return to the top on SIGINT and on errors; the others end.
 _START_SHELL = (
     "# Sloplet's shell kernel\n"
@@ -75,17 +105,23 @@ def language_of(text: object) -> str:
         name = ALIASES.get(text.lower(), text.lower())
         if name in LANGUAGES:
             return name
-    raise SpecError(f"language={str(text)[:40]!r} is not one that cells run in", hint="python, node or shell")
+    raise SpecError(f"language={str(text)[:40]!r} is not one that cells run in", hint=f"{', '.join(LANGUAGES)}")
 
 
 def launch(language: str, key: str, python: str | None = None) -> Launch:
     """The kernel of a language. ``python``: another interpreter than the python3 of the sandbox's PATH."""
     if language == "python":
-        source = _source("words.py") + b"\0" + _source("kernel.py")
+        source = b"\0".join(map(_source, ("words.py", "charts.py", "kernel.py")))
         return Launch((python or "python3", "-c", _PYTHON, str(len(source)), key), source)
-    if language == "node":
+    if language in ("node", "typescript"):
         source = _source("kernel.js")
-        return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key), source)
+        return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key, language), source)
+    if language == "r":
+        source = _source("kernel.r")
+        return Launch(("/bin/sh", "-c", _START_R, _R, str(len(source)), key), source)
+    if language == "java":
+        source = _source("kernel.java")
+        return Launch(("/bin/sh", "-c", _START_JAVA, str(len(source)), key), source)
     source = _source("kernel.sh").replace(b"@KEY@", key.encode())
     return Launch(("/bin/sh", "-c", _START_SHELL), source, {"PS1": "", "PS2": "", "ENV": "", "HISTFILE": ""})
 
@@ -103,27 +139,57 @@ def check_code(language: str, code: object) -> bytes:
     return raw
 
 
-def request(language: str, key: str, cell: str, code: bytes) -> bytes | None:
+def check_variables(language: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the environment for one cell. SpecError for what cannot be set."""
+    checked = dict(check_env(env))
+    for name, value in checked.items():
+        if language == "shell" and not _VARIABLE.fullmatch(name):
+            raise SpecError(f"{name[:80]!r} is no name that a shell could set", hint="letters, digits and '_'")
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise SpecError(f"the environment variable {name[:80]!r} is not valid Unicode text") from None
+    return checked
+
+
+def request(language: str, key: str, cell: str, code: bytes, env: Mapping[str, str] | None = None) -> bytes | None:
     """What a kernel is sent for a cell; None if it is too long for one write: then its code goes by a file."""
     if len(code) > MAX_REQUEST:
         return None
     if language == "shell":
-        made = _shell(cell, b"eval " + _quoted(code))
+        made = _shell(cell, b"eval " + _quoted(by_file(language, code, env)))
+    elif language in _WORDS:
+        made = f"{key} {cell} code ".encode() + by_file(language, code, env)
     else:
-        made = _line({"key": key, "id": cell, "code": code.decode()})
+        made = _line({"key": key, "id": cell, "code": code.decode(), **({"env": dict(env)} if env else {})})
     return made if len(made) <= MAX_REQUEST else None
 
 
-def request_by_file(language: str, key: str, cell: str, path: str) -> bytes:
-    """The same, for code that lies in a file of the sandbox."""
+def by_file(language: str, code: bytes, env: Mapping[str, str] | None = None) -> bytes:
+    """What the file holds that a cell goes by."""
+    if language == "shell":
+        lent = b"".join(b" %b %b" % (name.encode(), _quoted(value.encode())) for name, value in (env or {}).items())
+        return b"sloplet_lend%b; " % lent + code if lent else code
+    if language in _WORDS:
+        variables = [part.encode() for pair in (env or {}).items() for part in pair]
+        return " ".join(map(_word, (code, *variables))).encode() + b"\n"
+    return _line({"code": code.decode(), "env": dict(env)}) if env else code
+
+
+def request_by_file(language: str, key: str, cell: str, path: str, env: Mapping[str, str] | None = None) -> bytes:
+    """The same, for a cell that lies in a file of the sandbox."""
     if language == "shell":
         return _shell(cell, b". " + _quoted(path.encode()))
-    return _line({"key": key, "id": cell, "file": path})
+    if language in _WORDS:
+        return f"{key} {cell} file {_word(path.encode())}\n".encode()
+    return _line({"key": key, "id": cell, "file": path, **({"whole": True} if env else {})})
 
 
 def cancellation(language: str, key: str, cell: str) -> bytes | None:
-    """Takes a cell back that has not begun. A shell cannot."""
-    return None if language == "shell" else _line({"key": key, "cancel": cell})
+    """Takes a cell back that has not begun; None where that cannot be."""
+    if language in ONE_BY_ONE:
+        return None
+    return f"{key} {cell} cancel\n".encode() if language in _WORDS else _line({"key": key, "cancel": cell})
 
 
 def after_interrupt(language: str) -> bytes:
@@ -131,11 +197,15 @@ def after_interrupt(language: str) -> bytes:
     return b"sloplet_end\n" if language == "shell" else b""
 
 
+def _word(text: bytes) -> str:
+    return "x" + text.hex()
+
+
 def _quoted(text: bytes) -> bytes:
     return b"'" + text.replace(b"'", b"'\\''") + b"'"
 
 
-def _line(value: dict[str, str]) -> bytes:
+def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 

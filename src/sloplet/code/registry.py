@@ -19,6 +19,7 @@ from ..controller import SandboxInfo, Stream
 from ..errors import (
     CommandError,
     CommandNotFound,
+    ContextNotFound,
     FileError,
     FileExists,
     KernelError,
@@ -38,7 +39,7 @@ from .results import CodeContext
 
 _list = list
 _TAG = re.compile(
-    r"sloplet-code/(\d+)/(python|node|shell)/([A-Za-z0-9_.-]{1,63})/([0-9a-f]{16})"
+    rf"sloplet-code/(\d+)/({'|'.join(languages.LANGUAGES)})/([A-Za-z0-9_.-]{{1,63}})/([0-9a-f]{{16}})"
     r"(?:/([0-9a-f]{32})(?:/([^/]{1,64}))?)?"
 )
 _USER = re.compile(r"[^\0-\x1f/]{1,64}")
@@ -368,8 +369,8 @@ def name_of(context: object) -> str:
     return check_context(context.name if isinstance(context, CodeContext) else context)
 
 
-def no_such(name: str) -> KernelError:
-    return KernelError(f"there is no context {name!r} in this sandbox", hint="contexts.create() makes one")
+def no_such(name: str) -> ContextNotFound:
+    return ContextNotFound(f"there is no context {name!r} in this sandbox", hint="contexts.create() makes one")
 
 
 def gone(context: CodeContext) -> KernelError:

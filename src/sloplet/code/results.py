@@ -11,7 +11,8 @@ from typing import Any
 SUFFIXES = {
     "text/plain": "txt", "text/html": "html", "text/markdown": "md", "text/latex": "tex", "image/png": "png",
     "image/jpeg": "jpg", "image/svg+xml": "svg", "application/json": "json", "application/javascript": "js",
-    "application/pdf": "pdf",
+    "application/pdf": "pdf", "application/vnd.sloplet.chart+json": "chart.json",
+    "application/vnd.sloplet.data+json": "data.json",
 }  # fmt: skip
 
 
@@ -62,9 +63,22 @@ class RichResult:
     @property
     def json(self) -> Any:
         """The value of its JSON, parsed; None if there is none. ValueError if it is not JSON after all."""
+        return self._parsed("application/json")
+
+    @property
+    def chart(self) -> Any:
+        """What a matplotlib figure shows, parsed: its type, labels, ticks and elements; see docs/code.md."""
+        return self._parsed("application/vnd.sloplet.chart+json")
+
+    @property
+    def columns(self) -> Any:
+        """The columns of a data frame, parsed: name -> values."""
+        return self._parsed("application/vnd.sloplet.data+json")
+
+    def _parsed(self, mime: str) -> Any:
         import json
 
-        raw = self.data.get("application/json")
+        raw = self.data.get(mime)
         if raw is None:
             return None
         try:
@@ -77,8 +91,11 @@ class RichResult:
         return {"main": self.main, "data": {mime: _portable(mime, raw) for mime, raw in self.data.items()}}
 
 
+_TEXTS = ("application/json", "application/javascript")
+
+
 def _portable(mime: str, raw: bytes) -> str:
-    if mime.startswith("text/") or mime in ("image/svg+xml", "application/json", "application/javascript"):
+    if mime.startswith("text/") or mime.endswith(("+json", "+xml")) or mime in _TEXTS:
         return raw.decode("utf-8", "replace")
     return base64.b64encode(raw).decode()
 

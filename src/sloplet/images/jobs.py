@@ -87,7 +87,14 @@ def _open(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], N
     return serve(arguments, fds, tell)
 
 
+def _content(arguments: dict[str, Any], fds: Sequence[int], tell: Callable[[int], None]) -> dict[str, Any]:
+    from ..volumes.operations import job
+
+    return job(arguments, fds)
+
+
 #: Each imports what it needs when it is called: a child does one or two of them.
 JOBS: dict[str, Job] = {
     "unpack": _unpack, "relink": _relink, "compose": _compose, "remove": _remove, "open": _open, "copy": _copy,
+    "content": _content,
 }  # fmt: skip

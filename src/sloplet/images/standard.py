@@ -9,6 +9,7 @@ from .reference import HUB, Reference
 STANDARD = {
     "sloplet/base": "base",
     "sloplet/code": "code",
+    "sloplet/code-all": "code_all",
     "sloplet/e2b-base": "e2b_base",
     "sloplet/e2b-code": "e2b_code",
 }

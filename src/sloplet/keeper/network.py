@@ -50,7 +50,8 @@ class NetworkMethods:
     async def _set_network(self, client: Client, params: dict[str, Any]) -> Any:
         from ..netspec import NetworkSpec
 
-        await self._runtime.set_network(params["sandbox"], NetworkSpec.from_dict(params["network"]))
+        values = _values(params.get("values") or {})
+        await self._runtime.set_network(params["sandbox"], NetworkSpec.from_dict(params["network"]), values)
 
     async def _change_network(self, client: Client, params: dict[str, Any]) -> Any:
         from ..netchange import NetworkChange
@@ -72,12 +73,7 @@ class NetworkMethods:
         return await _dicts(self._runtime.secrets(params["sandbox"]))
 
     async def _set_secrets(self, client: Client, params: dict[str, Any]) -> Any:
-        values = params["values"]
-        if not isinstance(values, dict) or not all(
-            value is None or isinstance(value, str) for value in values.values()
-        ):
-            raise SpecError("the values of secrets must be texts")
-        await self._runtime.set_secrets(params["sandbox"], values)
+        await self._runtime.set_secrets(params["sandbox"], _values(params["values"]))
 
     async def _answer(self, client: Client, params: dict[str, Any]) -> Any:
         await self._runtime.answer(params["sandbox"], int(params["ask"]), str(params["verdict"]))
@@ -110,8 +106,10 @@ class KeeperNetwork:
         """What the keeper tells from now on, as JSON."""
         raise NotImplementedError
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        await self._do("set_network", sandbox=sandbox_id, network=network.to_dict())
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        await self._do("set_network", sandbox=sandbox_id, network=network.to_dict(), values=dict(values or {}))
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         from ..netspec import NetworkSpec
@@ -170,6 +168,12 @@ class KeeperNetwork:
 
     async def unexpose(self, sandbox_id: str, port: int) -> None:
         await self._do("unexpose", sandbox=sandbox_id, port=port)
+
+
+def _values(given: object) -> dict[str, str | None]:
+    if not isinstance(given, dict) or not all(value is None or isinstance(value, str) for value in given.values()):
+        raise SpecError("the values of secrets must be texts")
+    return given
 
 
 async def _asks(source: AsyncIterator[Any]) -> AsyncIterator[Ask]:

@@ -1,11 +1,13 @@
-// The Node kernel: runs code cells, one after another, in one global scope. The protocol is kernel.py's.
+// The Node kernel: runs code cells, one after another, in one global scope. The protocol is kernel.py's. With the language
+// "typescript" cells lose their types first, by the compiler that is installed.
 //
 // Runs INSIDE a sandbox, under whatever Node (14 or newer) is there, without packages. Cells are evaluated as V8's REPL
 // mode does it, through the inspector of this process: top-level await works, and let and const may be declared again.
-(function (require, key, load) {
+(function (require, key, load, language) {
   'use strict';
   const fs = require('fs');
   const net = require('net');
+  const path = require('path');
   const util = require('util');
   const vm = require('vm');
   const inspector = require('inspector');
@@ -166,7 +168,65 @@
     });
   }
 
-  async function run(source, name) {
+  // -- TypeScript
+
+  let strip = null; // source -> JavaScript; throws a SyntaxError
+
+  function broken(name, message) {
+    const error = new SyntaxError(message);
+    error.name = name;
+    error.stack = `${name}: ${message}`;
+    return error;
+  }
+
+  function byCompiler(ts) {
+    const [major] = ts.version.split('.').map(Number);
+    // An import that this cell does not use may be the next one's.
+    const kept = major >= 5 ? { verbatimModuleSyntax: true } : { preserveValueImports: true, importsNotUsedAsValues: 2 };
+    const compilerOptions = { ...kept, target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ESNext, isolatedModules: true,
+      strict: false, alwaysStrict: false };
+    return (source) => {
+      const made = ts.transpileModule(source, { compilerOptions, reportDiagnostics: true, fileName: 'cell.ts' });
+      const wrong = made.diagnostics.find((one) => one.category === ts.DiagnosticCategory.Error && one.file);
+      if (!wrong) return made.outputText;
+      const at = wrong.file.getLineAndCharacterOfPosition(wrong.start);
+      const told = ts.flattenDiagnosticMessageText(wrong.messageText, '\n');
+      throw broken('SyntaxError', `line ${at.line + 1}, column ${at.character + 1}: ${told}`);
+    };
+  }
+
+  function withoutTypes(source) {
+    if (strip) return strip(source);
+    const homes = [process.cwd(), '/usr/local/lib', '/usr/lib', path.join(path.dirname(process.execPath), '../lib')];
+    for (const name of ['typescript', '/usr/share/nodejs/typescript']) {
+      try {
+        const found = require(require.resolve(name, { paths: homes }));
+        if (typeof found.transpileModule === 'function') { strip = byCompiler(found); return strip(source); }
+      } catch (error) { if (error instanceof SyntaxError) throw error; }
+    }
+    const own = require('module').stripTypeScriptTypes; // Node 22.13 and newer
+    if (typeof own !== 'function') {
+      throw broken('TypeScriptError', 'there is no TypeScript compiler in this sandbox: npm install -g typescript@5');
+    }
+    strip = (text) => own(text, { mode: 'transform' });
+    return strip(source);
+  }
+
+  // { a: 1 } is meant as an object, not as a block with a label.
+  function prepared(source) {
+    const typed = language === 'typescript';
+    if (/^\s*\{[^]*\}\s*$/.test(source)) {
+      try {
+        const whole = typed ? withoutTypes(`(${source}\n)`) : `(${source}\n)`;
+        new vm.Script(whole);
+        return whole;
+      } catch (error) { if (error.name !== 'SyntaxError') throw error; }
+    }
+    return typed ? withoutTypes(source) : source;
+  }
+
+  async function run(given, name) {
+    const source = prepared(given);
     try {
       return await evaluate(source, name);
     } catch (error) {
@@ -197,22 +257,37 @@
     lookAtGeneration();
   } catch (error) { /* this rung makes no copies */ }
 
+  // The cell's source, and variables of the environment that are there for it alone.
+  function asked(request) {
+    if (!('file' in request)) return request;
+    const text = fs.readFileSync(request.file, 'utf8');
+    try { fs.unlinkSync(request.file); } catch (error) { /* the host removes it, too */ }
+    return request.whole ? JSON.parse(text) : { code: text };
+  }
+
   async function serve(request) {
     cell = request.id;
     count += 1;
     say(`begin ${count}`);
     say('begin', 2);
+    const before = new Map();
     try {
       lookAtGeneration();
-      const source = 'file' in request ? fs.readFileSync(request.file, 'utf8') : request.code;
-      if ('file' in request) try { fs.unlinkSync(request.file); } catch (error) { /* the host removes it, too */ }
-      const value = await run(source, `cell-${count}`);
+      const { code, env } = asked(request);
+      for (const [name, value] of Object.entries(env || {})) {
+        before.set(name, process.env[name]);
+        process.env[name] = value;
+      }
+      const value = await run(code, `cell-${count}`);
       interrupt = null;
       if (value !== undefined) { globalThis._ = value; publish(bundle(value), 'value'); }
     } catch (error) {
       fail(error);
     }
     interrupt = null;
+    for (const [name, value] of before) {
+      if (value === undefined) delete process.env[name]; else process.env[name] = value;
+    }
     say('end 0');
     say('end', 2);
   }
@@ -242,7 +317,7 @@
   globalThis.display = (...values) => { for (const value of values) publish(bundle(value), 'shown'); };
   globalThis.require = require('module').createRequire(process.cwd() + '/');
   globalThis.module = { exports: {} };
-  globalThis[Symbol.for('sloplet.import')] = load;
+  globalThis[Symbol.for('sloplet.import')] = (name) => load(String(name).replace(/^npm:/, ''));
   process.exit = (code) => {
     const error = new Error(`process.exit(${code === undefined ? '' : code}) was called`);
     error.name = 'SystemExit';

@@ -26,7 +26,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # words.py has run in this namespace already
+if TYPE_CHECKING:  # these have run in this namespace already
+    from .charts import beside
     from .words import NoIPython, Words, find_installed, notebook, translated
 
 KEY = sys.argv[2].encode()
@@ -187,6 +188,8 @@ def bundle(value: Any) -> dict[str, bytes]:
     figures = sys.modules.get("matplotlib.figure")
     if figures is not None and isinstance(value, figures.Figure):
         found["image/png"] = drawn(value)
+    for mime, raw in beside(value, found.get("text/plain", b"")).items():
+        found.setdefault(mime, raw)
     return found
 
 
@@ -252,6 +255,23 @@ def patch_ipython(module: Any) -> None:
     module.display = display
 
 
+def patch_pillow(module: Any) -> None:
+    """``image.show()`` shows it here: there is no screen. ``SLOPLET_SHOW_SAVED``: so does saving it under a name."""
+
+    def show(image: Any, *_: Any, **__: Any) -> None:
+        display(image)
+
+    save = module.Image.save
+
+    def save_and_show(image: Any, fp: Any, *more: Any, **named: Any) -> Any:
+        done = save(image, fp, *more, **named)
+        if isinstance(fp, (str, os.PathLike)) and os.environ.get("SLOPLET_SHOW_SAVED"):
+            display(image)
+        return done
+
+    module.Image.show, module.Image.save = show, save_and_show
+
+
 def patch_asyncio(module: Any) -> None:
     """Tasks that are made while no loop runs are for the kernel's, as in a notebook, whose loop always runs."""
     create = module.create_task
@@ -283,6 +303,7 @@ class Patches:
         patch = {
             "matplotlib.pyplot": patch_pyplot,
             "IPython.core.display_functions": patch_ipython,
+            "PIL.Image": patch_pillow,
             "asyncio": patch_asyncio,
         }.get(name)
         if patch is None:
@@ -503,11 +524,15 @@ def serve_one(cell: dict[str, Any]) -> None:
     if "asyncio" in sys.modules:
         the_loop()  # asyncio.run() leaves none
     error: BaseException | None
+    lent = Lent()
     try:
-        error = run(source_of(cell), f"<cell {count}>")
+        source, variables = asked(cell)
+        lent.take(variables)
+        error = run(source, f"<cell {count}>")
     except BaseException as problem:
         error = problem
     settle()
+    lent.give_back()
     flush()
     if wire.child:
         leave(error)
@@ -522,16 +547,36 @@ def serve_one(cell: dict[str, Any]) -> None:
     wire.say(b"end", err=True)
 
 
-def source_of(cell: dict[str, Any]) -> str:
-    if "file" not in cell:
-        return str(cell["code"]).lstrip("\ufeff")
-    with open(cell["file"], "rb") as file:
-        text = file.read().decode("utf-8-sig")
-    try:
-        os.unlink(cell["file"])  # so does the host, if nothing comes in between
-    except OSError:
-        pass
-    return text
+def asked(cell: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """The source, and the variables that the environment has for this cell alone."""
+    if "file" in cell:
+        with open(cell["file"], "rb") as file:
+            text = file.read().decode("utf-8-sig")
+        try:
+            os.unlink(cell["file"])  # so does the host, if nothing comes in between
+        except OSError:
+            pass
+        cell = json.loads(text) if cell.get("whole") else {**cell, "code": text}
+    return str(cell["code"]).lstrip("\ufeff"), dict(cell.get("env") or {})
+
+
+class Lent:
+    """Variables of the environment that are there for one cell; what was there before comes back."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, str | None] = {}
+
+    def take(self, variables: dict[str, str]) -> None:
+        for name, value in variables.items():
+            self.before[name] = os.environ.get(name)
+            os.environ[name] = value
+
+    def give_back(self) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def leave(error: BaseException | None) -> None:

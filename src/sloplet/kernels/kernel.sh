@@ -1,5 +1,5 @@
 exec 7<&0 8>&1 9>&2 2>/dev/null
-PS1= PS2= PROMPT_COMMAND= sloplet_cell= sloplet_count=0 sloplet_exit=
+PS1= PS2= PROMPT_COMMAND= sloplet_cell= sloplet_count=0 sloplet_exit= sloplet_lent=
 command set +m
 command set +H
 command set +o history
@@ -9,8 +9,26 @@ sloplet_begin() {
   printf '\036@KEY@ %s begin %s\n' "$1" "$sloplet_count" >&8
   printf '\036@KEY@ %s begin\n' "$1" >&9
 }
+# Variables for one cell: what they were before comes back at its end.
+sloplet_lend() {
+  while [ $# -gt 1 ]; do
+    eval "sloplet_had_$1=\${$1+x} sloplet_was_$1=\${$1-}"
+    sloplet_lent="$sloplet_lent$1 "
+    command export "$1=$2"
+    shift 2
+  done
+}
 sloplet_end() {
   sloplet_status=$?
+  while [ -n "${sloplet_lent-}" ]; do
+    sloplet_name=${sloplet_lent%% *} sloplet_lent=${sloplet_lent#* }
+    if eval "[ -n \"\$sloplet_had_$sloplet_name\" ]"; then
+      eval "$sloplet_name=\$sloplet_was_$sloplet_name"
+    else
+      unset "$sloplet_name"
+    fi
+    unset "sloplet_had_$sloplet_name" "sloplet_was_$sloplet_name"
+  done
   [ -n "$sloplet_cell" ] || return 0
   printf '\036@KEY@ %s end %s\n' "$sloplet_cell" "$sloplet_status" >&8
   printf '\036@KEY@ %s end\n' "$sloplet_cell" >&9

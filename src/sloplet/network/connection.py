@@ -51,6 +51,7 @@ class Connection:
         self._asked = False  # somebody allowed this one
         self._dialled = False
         self._own = False  # it leads to this machine itself
+        self._through = ""  # the proxy that it goes through
         self._learned: tuple[Policy, str] | None = None
         self._row: Decision | None = None
         self._relay: Relay | None = None
@@ -101,14 +102,20 @@ class Connection:
     # -- judging -------------------------------------------------------------------------
 
     async def _reach(self, policy: Policy) -> socket.socket:
-        name, port = self.target.name, self.target.port
+        name = self.target.name
         if self.protocol == "link":
             return await self._reach_link(policy)
         await self._judge(policy)
-        if not name:
-            return await self._dial([self.target.address], policy)
         if name == names.HOST:
             return await self._dial(["127.0.0.1"], None)
+        self._through = self._egress.spec.proxy
+        if self._through:
+            return await self._reach_by_proxy(policy)
+        return await self._dial([self.target.address] if not name else await self._usable(policy), policy)
+
+    async def _usable(self, policy: Policy) -> list[str]:
+        """The addresses of its name that may be dialled."""
+        name, port = self.target.name, self.target.port
         async with asyncio.timeout(_DIALLING):
             found = await self._egress.resolver.resolve(name)
         if not found:
@@ -117,7 +124,16 @@ class Connection:
         if not usable:
             self.address = found[0]
             raise Denied(verdict)
-        return await self._dial(usable, policy)
+        return usable
+
+    async def _reach_by_proxy(self, policy: Policy) -> socket.socket:
+        """The proxy resolves a name, unless where it leads to is to be judged here: then it is told that address."""
+        if self.target.name and policy.sees_addresses:
+            self.address = (await self._usable(policy))[0]
+        from . import socks
+
+        async with asyncio.timeout(_DIALLING):
+            return await socks.dial(self._egress, policy, self.address or self.target.name, self.target.port)
 
     async def _judge(self, policy: Policy) -> None:
         """Returns if it may go on; Refused."""
@@ -184,12 +200,18 @@ class Connection:
             return False
         if self.needs_requests and self.protocol in ("tls", "tcp"):
             return False  # its requests would have to be seen
+        if self.gets_headers and self.protocol == "tls":
+            return False  # they would have to be opened
         if self.request and self.judge_request(*self.request.split(" ", 1)).allow is not True:
             return False  # a WebSocket, or a long answer, of a request that would be refused now
         if self._own_refusal(policy) is not None:
             return False
-        if not name or name == names.HOST:
+        if name == names.HOST:
             return True
+        if self._through != self._egress.spec.proxy:
+            return False
+        if not name or not self.address:
+            return not name or not policy.sees_addresses
         return bool(policy.check_addresses(name, self.target.port, [self.address])[0])
 
     @property
@@ -201,6 +223,12 @@ class Connection:
     def no_requests(self, what: str) -> str:
         """Why nothing passes where ``needs_requests``: ``what`` it is instead."""
         return reasons.no_requests(what, self._egress.policy.request_rules(self.target.name, self.target.port))
+
+    @property
+    def gets_headers(self) -> bool:
+        """Whether requests to there are given some."""
+        name, port = self.target.name, self.target.port
+        return bool(name) and self.protocol != "link" and self._egress.injected.at(name, port)
 
     @property
     def inspected(self) -> bool:

@@ -27,6 +27,7 @@ from .connection import Connection
 from .crowd import Crowd
 from .gate import Gate, Scan
 from .hosts import Host, parse_host
+from .injected import Injected
 from .learn import Learned
 from .limits import Meter
 from .log import NetworkLog
@@ -70,6 +71,7 @@ class Egress:
         dial_link: Callable[[str, int], Awaitable[socket.socket]] | None = None,
         secrets: SecretTable | None = None,
         inspection: Inspection | None = None,
+        before: Injected | None = None,
     ) -> None:
         self.sandbox = sandbox
         self.spec = spec
@@ -79,6 +81,7 @@ class Egress:
         self.links = dict(links or {})
         self.secrets = secrets
         self.inspection = inspection
+        self.injected = Injected(spec, before)
         self.resolver = Resolver(upstream)
         self.meter = Meter(self._spent)
         self.asks = Asks(sandbox)
@@ -158,7 +161,8 @@ class Egress:
         """Whether TLS to there is opened."""
         if self.inspection is None or not target.name or target.name in self.links:
             return False
-        wanted = self.secrets is not None or self.spec.inspect or self.policy.inspects(target.name, target.port)
+        wanted = self.secrets is not None or self.spec.inspect is True or self.injected.at(target.name, target.port)
+        wanted = wanted or self.policy.inspects(target.name, target.port)
         return wanted and not any(host.matches(target.name, target.port) for host in self._passthrough)
 
     async def look_into(
@@ -176,6 +180,7 @@ class Egress:
             connection.refuse,
             lambda method, path: connection.saw("", f"{method} {path}"),
             strict=lambda: connection.needs_requests,
+            headers=lambda: self.injected.fields(connection.target.name, connection.target.port),
         )
         if not tls:
             await check_http(client, server, guard)
@@ -205,7 +210,8 @@ class Egress:
             self.log.add(name, "", 53, "deny", rule="limits", protocol="dns", reason=reasons.too_many_names(name))
             stream.close(closing(errno.EAGAIN))
             return
-        if not name or name in self.links or name == names.HOST or not self._certain.may_resolve(name):
+        ours = name in self.links or name == names.HOST or (self.spec.proxy and not self.policy.sees_addresses)
+        if not name or ours or not self._certain.may_resolve(name):
             stream.close(Fields())
             return
         task = asyncio.ensure_future(self._answer(stream, name))
@@ -231,17 +237,44 @@ class Egress:
 
     # -- deciding ------------------------------------------------------------------------
 
-    def set(self, spec: NetworkSpec, why: str = "the policy has changed, and does not allow it any more") -> None:
-        """Another policy, at once. SpecError: and nothing has changed. ``why``: what is told of those that are cut."""
-        if self.secrets is not None:
-            check_openable(spec, self.secrets.specs, self.links)
+    def set(
+        self,
+        spec: NetworkSpec,
+        why: str = "the policy has changed, and does not allow it any more",
+        values: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Another policy, at once. SpecError: and nothing has changed. ``why``: what is told of those that are cut.
+        ``values``: of its headers and its proxy; those that are known stay."""
+        check_openable(spec, () if self.secrets is None else self.secrets.specs, self.links)
+        injected = self.injected.under(spec)
+        if values:
+            injected.check(values, () if self.secrets is None else self.secrets.placeholders.values())
+            injected.set(values)
         self.policy, self._certain, self._passthrough = _read(spec)
-        self.spec = spec
+        self.spec, self.injected = spec, injected
         self.resolver.forget()
         self._limit()
         for connection in list(self._connections):
             if not connection.allowed():
                 connection.cut(why)
+
+    def set_values(self, values: Mapping[str, str | None]) -> None:
+        """Of secrets, headers and the proxy. SpecError: and nothing has changed."""
+        injected = {key: value for key, value in values.items() if "@" in key}
+        self.injected.check(injected, () if self.secrets is None else self.secrets.placeholders.values())
+        if self.secrets is not None:
+            self.secrets.set({key: value for key, value in values.items() if key not in injected})
+        self.injected.set(injected)
+
+    @property
+    def valued(self) -> bool:
+        """Whether there is a value now of anything, that nobody else has."""
+        return bool(self.injected.values() or (self.secrets is not None and self.secrets.values()))
+
+    def forget_values(self) -> None:
+        self.injected.clear()
+        if self.secrets is not None:
+            self.secrets.clear()
 
     def _limit(self) -> None:
         self.meter.set(self.spec.connections, self.spec.bandwidth, self.spec.budget)

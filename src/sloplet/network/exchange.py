@@ -223,7 +223,11 @@ class Exchange:
 
     def _swapped(self, request: Request) -> Request:
         """With the values of this moment: made anew whenever something was waited for, as one may be taken away."""
-        return request if self._here is None else self._here.swap_head(request)
+        swapped = request if self._here is None else self._here.swap_head(request)
+        fields = swapped.fields
+        for name, value in self._guard.headers():
+            fields = http1.with_field(fields, name, value)
+        return swapped if fields is swapped.fields else replace(swapped, fields=fields)
 
     def _judge(self, request: Request) -> str:
         """The path, if the request is allowed."""

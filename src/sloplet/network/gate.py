@@ -102,6 +102,8 @@ class Gate:
             connection.saw("tls")
             if connection.needs_requests:
                 raise Refused(connection.no_requests("its TLS is not opened"))
+            if connection.gets_headers:
+                raise Refused(f"requests to {connection.target.name} get headers, and its TLS is not opened")
             check_server_name(found, connection.target.name)
             self._hello = SecondHello(found)
             return self._after_hello(self._hello, held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,6 +32,10 @@ def _no_request(_method: str, _path: str) -> None:
     pass
 
 
+def _no_headers() -> Sequence[tuple[bytes, bytes]]:
+    return ()
+
+
 @dataclass
 class Guard:
     """Of one connection. The callables are asked at each request, so that a new policy counts at once."""
@@ -48,3 +52,5 @@ class Guard:
     seen: Callable[[str, str], None] = _no_request
     #: Whether rules about methods or paths apply here now: then what a server could read otherwise is refused unasked.
     strict: Callable[[], bool] = _yes
+    #: The headers that a request gets which is sent now, in place of those of the program; may refuse it.
+    headers: Callable[[], Sequence[tuple[bytes, bytes]]] = _no_headers

@@ -19,6 +19,7 @@ __all__ = ["Policy", "Verdict", "rule_text"]
 
 DEFAULT = "default"
 LEARN = "learn"
+BY_ADDRESS = "by address"
 _MOST_KNOWN = 1024
 
 
@@ -35,20 +36,31 @@ class Verdict:
 class Policy:
     """What a sandbox may reach. Immutable; made by ``presets.policy_of(spec)``."""
 
-    def __init__(self, rules: Iterable[Rule] = (), *, asks: bool = False, learn: bool = False) -> None:
+    def __init__(
+        self, rules: Iterable[Rule] = (), *, asks: bool = False, learn: bool = False, by_address: bool = False
+    ) -> None:
         self.rules = tuple(rules)
         self._lookup = Lookup(self.rules)
         self._asks, self._learn = asks, learn
+        #: Where a name that no rule decides about may lead to, if names are judged by that.
+        self._places = [rule.host for rule in self.rules if by_address and rule.host.net is not None and not rule.deny]
         self._nothing = all(rule.deny for rule in self.rules)
         #: What allows some requests of a host only: texts by what verdicts call them.
         self.of_requests = {rule.label: rule.text for rule in self.rules if rule.of_requests and not rule.deny}
         self._known: dict[tuple[str, int], Verdict] = {}  # the same question has the same answer
 
     @staticmethod
-    def of(allow: Iterable[str] = (), deny: Iterable[str] = (), *, asks: bool = False, learn: bool = False) -> Policy:
+    def of(
+        allow: Iterable[str] = (),
+        deny: Iterable[str] = (),
+        *,
+        asks: bool = False,
+        learn: bool = False,
+        by_address: bool = False,
+    ) -> Policy:
         """From texts, without presets."""
         rules = [*(parse_rule(text) for text in allow), *(parse_rule(text, deny=True) for text in deny)]
-        return Policy(rules, asks=asks, learn=learn)
+        return Policy(rules, asks=asks, learn=learn, by_address=by_address)
 
     def judge(self, name: str, port: int) -> Verdict:
         """A connection to a name (a text that is an address in any notation is judged as that address)."""
@@ -112,7 +124,8 @@ class Policy:
                 allowed.append(text)
             refusal = refusal or found
         if allowed:
-            label = decider.label if decider is not None else LEARN if self._learn else DEFAULT
+            other = LEARN if self._learn else BY_ADDRESS if self._places else DEFAULT
+            label = decider.label if decider is not None else other
             return allowed, Verdict(True, label, f"allowed by '{label}'")
         return [], refusal or Verdict(False, DEFAULT, f"{clean} has no address")
 
@@ -130,6 +143,11 @@ class Policy:
         if decider is not None and not decider.deny and decider.local:
             return None
         return Verdict(False, DEFAULT, reasons.own_address(name, address, port))
+
+    @property
+    def sees_addresses(self) -> bool:
+        """Whether it matters which addresses a name leads to, beyond their being public."""
+        return bool(self._places) or any(rule.deny and rule.host.net is not None for rule in self.rules)
 
     def may_resolve(self, name: str) -> bool:
         """Is there a port on which it could be allowed, or asked? If not, the name never leaves the host."""
@@ -187,13 +205,15 @@ class Policy:
 
     def _open(self, name: str) -> bool:
         """Could a name that no rule decides about be let through all the same?"""
-        return (self._asks or self._learn) and name != HOST
+        return (self._asks or self._learn or bool(self._places)) and name != HOST
 
     def _undecided(self, name: str, port: int) -> Verdict:
         if self._learn and name != HOST:
             return Verdict(True, LEARN, "everything public is allowed while it is learned")
+        if name != HOST and any(host.ports.match(port) >= 0 for host in self._places):
+            return Verdict(True, BY_ADDRESS, "it is judged by the addresses that it leads to")
         reason = reasons.unknown_name(self._lookup, name, port, nothing=self._nothing)
-        return Verdict(None if self._open(name) else False, DEFAULT, reason)
+        return Verdict(None if self._asks and name != HOST else False, DEFAULT, reason)
 
     def _matching(self, name: str, port: int) -> Ranked:
         found = []
@@ -241,6 +261,8 @@ class Policy:
         if name == HOST:
             good = decider is not None and not decider.deny and found is not None and "loopback" in found.what
             return None if good else Verdict(False, DEFAULT, reasons.host_itself(port))
+        if decider is None and by_address is None and self._places and not self._learn:
+            return Verdict(False, DEFAULT, reasons.leads_elsewhere(name, address, port))
         if found is None or by_address is not None:
             return None
         if decider is not None and decider.local and found.what in LOCAL:

@@ -82,4 +82,4 @@ def policy_of(spec: NetworkSpec) -> Policy:
     """The policy that a spec asks for, now. SpecError if it names what is not known (any more)."""
     check_passthrough(spec)
     rules = [*expand(spec.allow), *expand(spec.deny, deny=True)]
-    return Policy(rules, asks=spec.asks, learn=spec.mode == "learn")
+    return Policy(rules, asks=spec.asks, learn=spec.mode == "learn", by_address=spec.by_address)

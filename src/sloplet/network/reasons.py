@@ -84,6 +84,11 @@ def leads_to(name: str, address: Address, port: int, why: str) -> str:
     return f"{name} leads to {address}, which is {why}; ask for '{rule_text(str(address), port)}' if that is meant"
 
 
+def leads_elsewhere(name: str, address: Address, port: int) -> str:
+    wanted, other = rule_text(name, port), rule_text(str(address), port)
+    return f"{name} leads to {address}, and no rule allows either; ask for '{wanted}' or '{other}'"
+
+
 def own_address(name: str, address: str, port: int) -> str:
     what = f"{name} leads to {address}, which is" if name else f"{address} is"
     return (

@@ -41,17 +41,17 @@ async def install(open_stream: Opener, ca_pem: bytes, *, single_user: bool) -> N
     """Put the CA into every usual place that exists. Idempotent: also after a restore or a rollback.
     StartFailed, naming the file, if that cannot be done. ``single_user``: nobody inside is root."""
     files = _Files(open_stream, None if single_user else "0:0")
-    known = b""
+    known, whole = b"", False
     for path in BUNDLES:
         old = await files.read(path, must=path == BUNDLES[0])
         if old is not None:
-            known = known or old
+            known, whole = known or old, whole or path == BUNDLES[0]
             await files.write(path, old, with_ca(old, ca_pem), must=not single_user)
     if single_user:
         await files.write(f"{_HOME}/ca-bundle.crt", None, with_ca(known, ca_pem))
         await files.write(f"{_HOME}/ca.crt", None, ca_pem)
         return
-    if await files.read(BUNDLES[0]) is None:
+    if not whole:
         await files.write(BUNDLES[0], None, with_ca(known, ca_pem))
     for path in (ALONE, f"{HASHED}/{name_hash(ca_pem)}.0"):
         await files.write(path, await files.read(path), ca_pem)

@@ -8,7 +8,7 @@ PACKAGES = (
     "python3", "python3-venv", "python3-pip", "nodejs", "npm",
     "git", "openssh-client", "ripgrep", "jq", "curl", "wget", "ca-certificates",
     "build-essential", "pkg-config",
-    "bash", "less", "procps", "file", "tree", "unzip", "zip", "xz-utils", "tzdata",
+    "bash", "less", "procps", "iproute2", "attr", "openssl", "file", "tree", "unzip", "zip", "xz-utils", "tzdata",
 )  # fmt: skip
 
 #: uid 1000, in the group that the sandbox's sudo lets be root. Login shells have another PATH, without that sudo.

@@ -32,8 +32,13 @@ class RemoteNetwork:
 
     # -- policy ------------------------------------------------------------------------
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
-        await self._ask("PUT", box_path(sandbox_id, "network"), network.to_dict())
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
+        from ..headerspec import with_values
+
+        body = network.to_dict() | with_values(network.headers, network.proxy, values or {})
+        await self._ask("PUT", box_path(sandbox_id, "network"), body)
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         from ..netspec import NetworkSpec

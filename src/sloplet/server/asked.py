@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..errors import SpecError
+from ..headerspec import MAX_HOSTS as MAX_HEADER_HOSTS
+from ..headerspec import MAX_NAME
+from ..headerspec import MAX_VALUE as MAX_HEADER_VALUE
 from ..labels import MOST as MAX_LABELS
 from ..labels import MOST_VALUE as MAX_LABEL
-from ..netspec import MAX_LINKS, MAX_PORTS, MAX_RULES, UNSAID
+from ..netspec import MAX_LINKS, MAX_PORTS, MAX_RULES, UNSAID, Network, check_arguments
 from ..secretspec import MAX_HOSTS, MAX_SECRETS, Secret, SecretSpec, check_value
 from ..spec import MAX_POOL, MAX_UNDO, SandboxSpec
 from ..volumespec import MOST as MAX_VOLUMES
@@ -22,6 +25,9 @@ Size = Annotated[int, Field(gt=0, le=2**50)] | Annotated[str, Field(max_length=4
 Duration = Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | Annotated[str, Field(max_length=40, examples=["5m"])]
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
 Rules = Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=MAX_RULES)]
+HeaderHost = Annotated[str, Field(min_length=1, max_length=300)]
+HeaderName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Headers = dict[HeaderName, Annotated[str, Field(max_length=MAX_HEADER_VALUE)] | None]
 EnvMap = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=4096)], Annotated[str, Field(max_length=1 << 20)]],
     Field(max_length=4096),
@@ -45,11 +51,31 @@ class NetworkAsked(Request):
     ask: bool = Field(default=False, description="What no rule decides is put to whoever listens at .../network/asks.")
     asks: bool = Field(default=False, description="The same as `ask`.")
     learn: bool = False
-    inspect: bool = False
+    inspect: bool | Literal["on-demand"] = Field(
+        default=False, description="on-demand: TLS is not opened, but can be where something comes to need it."
+    )
     connections: int = Field(default=512, ge=1, le=1000)
     bandwidth: Size | None = None
     budget: Size | None = None
     on_budget: Literal["refuse", "pause", "kill"] = "refuse"
+    by_address: bool = Field(
+        default=False, description="A name that no rule decides about is judged by the addresses that it leads to."
+    )
+    headers: dict[HeaderHost, Headers | list[HeaderName]] = Field(
+        default={},
+        max_length=MAX_HEADER_HOSTS,
+        repr=False,
+        description="By host: what requests to it are given. Values are kept in memory only, and never shown; null "
+        "where one is known already, or comes later.",
+    )
+    proxy: str = Field(
+        default="", max_length=2048, repr=False, description="socks5://[user[:password]@]host:port; empty: none"
+    )
+
+    def network(self) -> Network | None:
+        """What it says, with the values of headers and the proxy; None: there is none."""
+        found = self.given()
+        return None if found == "none" else check_arguments(found)
 
     def given(self) -> Any:
         """For ``check_network``."""
@@ -162,8 +188,10 @@ class SandboxCreate(Request):
                 check_value(f"the secret {name}", secret.value, secret.where)
 
     def values(self) -> dict[str, str | None]:
-        """The values that came with it, by the secrets' names."""
-        return {name: secret.value for name, secret in self.secrets.items() if secret.value is not None}
+        """The values that came with it, by the secrets' names, and those of its network."""
+        found = {name: secret.value for name, secret in self.secrets.items() if secret.value is not None}
+        network = self.network.network() if isinstance(self.network, NetworkAsked) else None
+        return {**found, **({} if network is None else network.values)}
 
 
 def prepared(asked: SandboxCreate) -> SandboxSpec:

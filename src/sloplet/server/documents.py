@@ -121,11 +121,14 @@ class NetworkDocument(Document):
     deny: list[str]
     passthrough: list[str]
     asks: bool
-    inspect: bool
+    inspect: bool | str = Field(description="true, false or on-demand")
     connections: int
     bandwidth: int | None
     budget: int | None
     on_budget: str
+    by_address: bool
+    headers: dict[str, list[str]] = Field(description="Names only, by host")
+    proxy: str = Field(description="Without its password; empty: none")
 
     @classmethod
     def of(cls, network: NetworkSpec) -> NetworkDocument:

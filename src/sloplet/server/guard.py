@@ -12,6 +12,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -23,7 +24,9 @@ from .audit import REFUSED, first_word
 from .caller import BODY_KEY, SCOPE_KEY, Caller
 from .e2b.answers import SPEAKING, Speaker, Told
 from .e2b.door import Facade
+from .e2b.guests import OWN_PORTS
 from .e2b.keys import from_e2b
+from .e2b.settings import domain_of
 from .limits import Ticket
 from .logs import log
 from .names.parts import Place
@@ -47,6 +50,8 @@ class Guard:
         self._server = server
         settings = server.settings
         ours = {"localhost", "127.0.0.1", "::1", settings.host, settings.domain, *settings.names}
+        if settings.e2b is not None:
+            ours |= {domain_of(settings.domain), f"api.{domain_of(settings.domain)}"}
         self._ours = frozenset(ours if settings.loopback else {*ours, own_name()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,18 +77,27 @@ class Guard:
                 if scope.get("method") == "OPTIONS" and "access-control-request-method" in headers:
                     await passing.preflight()
                     return
-            app, streamed = self._app, place is not None
+            app = self._app
+            if place is not None and place.port not in OWN_PORTS:
+                await self._server.names(scope, receive, send, place)
+                return
             if place is not None and facade is not None:
-                self._admit_visitor(passing, facade, place, headers)
+                self._admit_visitor(
+                    passing, lambda: facade.admit(place, scope, headers, passing.request_id, passing.address)
+                )
                 app = Serving(facade, place, headers)
             elif facade is not None and facade.owns(scope):
                 app = facade.api
-                if not (streamed := self._admit_visitor(passing, facade, None, headers)):
+                if (door := facade.door_of(scope)) is not None:
+                    self._admit_visitor(
+                        passing, lambda: door.admit(scope, headers, passing.request_id, passing.address)
+                    )
+                else:
                     self._admit(passing, headers)
             elif scope["path"] not in OPEN_PATHS:
                 self._admit(passing, headers)
             if incoming.has_body(headers) and scope["type"] == "http":
-                await passing.take_body(headers, streamed=streamed)
+                await passing.take_body(headers, streamed=place is not None)
         except Exception as error:
             passing.leave()
             await passing.refuse(passing.known(error))
@@ -112,22 +126,14 @@ class Guard:
         PROGRAM.set(Program(caller.client, headers.get("sloplet-lease") == "true"))
         server.uses.heard(caller.tenant.name, caller.client)
 
-    def _admit_visitor(self, passing: Passing, facade: Facade, place: Place | None, headers: dict[str, str]) -> bool:
-        """Who has a token of E2B's (of a sandbox, or to send something) acts for the key that it was made for. False:
-        there is none."""
+    def _admit_visitor(self, passing: Passing, admitted: Callable[[], Caller]) -> None:
+        """Who has the token of an E2B sandbox, of a volume, or to send a file acts for the key that it was given to."""
         try:
-            if place is None:
-                caller = facade.bearer(passing.scope, passing.request_id, passing.address)
-            else:
-                caller = facade.admit(place, passing.scope, headers, passing.request_id, passing.address)
+            passing.enter(admitted())
         except RequestInvalid as error:
             if error.status == 401:
                 self._server.limits.failed(passing.address)
             raise
-        if caller is None:
-            return False
-        passing.enter(caller)
-        return True
 
     def _caller(self, scope: Scope, headers: dict[str, str], request_id: str) -> Caller:
         kind, _, text = headers.get("authorization", "").partition(" ")

@@ -18,6 +18,8 @@ STREAMED: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("PUT", re.compile(r"/v1/sandboxes/[^/]+/files(/archive)?\Z")),
     ("POST", re.compile(r"/v1/sandboxes/import\Z")),
     ("POST", re.compile(r"/v1/images/(import|build)\Z")),
+    ("PUT", re.compile(r"/volumecontent/[^/]+/file\Z")),
+    ("PUT", re.compile(r"/templates/[^/]+/upload/[^/]+\Z")),
 )
 MAX_DEPTH = 64  #: of JSON
 #: Values in one document, and names in one object. Nobody else is served while one is read and checked: 16 MiB of short
@@ -31,7 +33,8 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_.-]{1,253}))(?::[0-9]{1,
 #: Which of them a request gets was never agreed: two would be read differently by a proxy and by us.
 SINGLE = frozenset(
     ("host", "origin", "authorization", "x-api-key", "content-length", "content-type", "content-encoding",
-     "transfer-encoding", "sloplet-tenant", "sloplet-client", "idempotency-key")
+     "transfer-encoding", "sloplet-tenant", "sloplet-client", "idempotency-key", "e2b-sandbox-id", "e2b-sandbox-port",
+     "x-access-token")
 )  # fmt: skip
 
 

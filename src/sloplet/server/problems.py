@@ -42,6 +42,7 @@ _STATUS: tuple[tuple[type[SlopletError], int], ...] = (
     (errors.VolumeExists, 409),
     (errors.VolumeInUse, 409),
     (errors.VolumeError, 422),
+    (errors.ContextNotFound, 404),
     (errors.KernelError, 409),
     (errors.SandboxNotFound, 404),
     (errors.SandboxExists, 409),

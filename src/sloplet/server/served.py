@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -237,9 +237,11 @@ class ServedKeeper(KeeperClient):
 
     # -- what they may reach -----------------------------------------------------------
 
-    async def set_network(self, sandbox_id: str, network: NetworkSpec) -> None:
+    async def set_network(
+        self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
+    ) -> None:
         await self.server.permits.network(network)
-        await super().set_network(sandbox_id, network)
+        await super().set_network(sandbox_id, network, values)
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         await self.server.permits.network(NetworkSpec("rules", allow=(*(change.allow or ()), *change.add_allow)))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import ServerError, SpecError, StateCorrupt
 from ..state.home import Home, unwritable
+from .e2b.settings import domain_of
 from .settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def check_host_name(text: str) -> str:
 def names_of(settings: ServeSettings) -> list[str]:
     """Names and addresses that a certificate of ours is for."""
     names = ["localhost", "127.0.0.1", "::1", settings.domain, f"*.{settings.domain}", *settings.names]
+    if settings.e2b is not None:
+        names += [domain_of(settings.domain), f"*.{domain_of(settings.domain)}"]
     if not settings.loopback:
         names += own_addresses() if settings.wildcard else [settings.host]
         names.append(own_name())
@@ -95,6 +98,31 @@ def make_own(home: Home, names: Sequence[str], *, days: int = DAYS) -> tuple[Pat
     except OSError as error:
         raise unwritable(folder, error) from error
     return folder / "ca.pem", path
+
+
+def make_bundle(home: Home) -> Path:
+    """The path of a file with our authority and all that this system trusts: for programs whose setting for one's own
+    authority (``SSL_CERT_FILE``) takes the place of the system's."""
+    own = (folder_of(home) / "ca.pem").read_bytes()
+    path = folder_of(home) / "bundle.pem"
+    try:
+        _write(path, _system_authorities() + own, mode=0o644)
+    except OSError as error:
+        raise unwritable(path.parent, error) from error
+    return path
+
+
+def _system_authorities() -> bytes:
+    found = ssl.get_default_verify_paths()  # not what the environment says: that may be this very file
+    for name in (found.openssl_cafile, "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"):
+        with suppress(OSError):
+            data = Path(name).read_bytes()
+            return data if data.endswith(b"\n") else data + b"\n"
+    with suppress(ImportError, OSError):
+        import certifi
+
+        return Path(certifi.where()).read_bytes()
+    return b""
 
 
 def make_context(certificate: str, private_key: str | None) -> ssl.SSLContext:

@@ -192,6 +192,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     (
+        # Secrets of a tenant's E2B programs, encrypted (server/e2b/secrets.py).
+        """CREATE TABLE e2b_secrets (
+            id TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            name TEXT NOT NULL,
+            version INTEGER NOT NULL,
+            metadata TEXT NOT NULL,
+            sealed BLOB NOT NULL,
+            created_at REAL NOT NULL,
+            updated_at REAL NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE UNIQUE INDEX e2b_secret_names ON e2b_secrets (tenant, name)",
+    ),
+    (
         # E2B's templates, their builds and tags (server/e2b/templates/store.py).
         """CREATE TABLE e2b_templates (
             id TEXT PRIMARY KEY,

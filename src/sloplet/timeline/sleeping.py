@@ -198,7 +198,8 @@ class Sleeping(Saving):
                 return live
             elif live is None and await self.asleep(sandbox_id):
                 if not wake:
-                    raise _paused(await self._record(sandbox_id))
+                    info = await self._record(sandbox_id)
+                    raise SandboxPaused(f"the sandbox {info.name or info.id} is paused", hint="resume() it")
                 await self.resume(sandbox_id)
             elif runtime.find_live(sandbox_id) is live:  # else somebody has just woken it
                 raise runtime.not_held(sandbox_id)

@@ -249,6 +249,7 @@ class ResolveFlag(IntFlag):
 
 class ChangesFlag(IntFlag):
     CONTENTS = 1
+    ATTRIBUTES = 2
 
 
 class ListingFlag(IntFlag):

@@ -290,11 +290,46 @@ def test_a_folder_is_all_additions(bare: AgentClient, tmp_path: Path) -> None:
     assert _files(_changes(bare, (Tag.PATH, str(to)))).keys() == _files(packed).keys()
 
 
+def test_extended_attributes_go_along_if_asked_for(bare: AgentClient, tmp_path: Path) -> None:
+    source, to = tmp_path / "from", tmp_path / "to"
+    (source / "d").mkdir(parents=True)
+    to.mkdir()
+    (source / "d/f").write_bytes(b"content")
+    os.link(source / "d/f", source / "d/same")
+    (source / "d/empty").touch(0o444)
+    (source / "plain").touch()
+    (source / "link").symlink_to("d/f")
+    try:
+        for path in (source, source / "d", source / "d/f", source / "d/empty"):
+            os.setxattr(path, "user.a", b"1\0" + path.name.encode())
+            os.setxattr(path, "user.overlay.origin", b"not ours")
+    except OSError as error:
+        pytest.skip(f"no extended attributes here: {error}")
+    where = (Tag.PATH, str(source))
+    assert not any(record[Tag.ATTRIBUTE] for record in _changes(bare, where, contents=True).records())
+    packed = bare.call(Op.CHANGES, (Tag.FLAGS, ChangesFlag.CONTENTS | ChangesFlag.ATTRIBUTES), where)
+    told = {name: record[Tag.ATTRIBUTE] for name, record in _files(packed).items() if record[Tag.ATTRIBUTE]}
+    linked = {b"d/f", b"d/same"} & told.keys()
+    assert len(linked) == 1, "a file with two names has them once"
+    assert told.keys() - linked == {b".", b"d", b"d/empty"}
+    assert told[b"d"] == [b"user.a\x001\0d"]
+    assert _unpack(bare, bytes(packed.out), (Tag.PATH, str(to))).error is None
+    for name in (".", "d", "d/f", "d/empty"):
+        assert os.listxattr(to / name) == ["user.a"], name
+        assert os.getxattr(to / name, "user.a") == os.getxattr(source / name, "user.a")
+    assert os.listxattr(to / "plain") == []
+    assert (to / "d/empty").stat().st_mode & 0o777 == 0o444
+    for bad in (b"user.overlay.opaque\0y", b"trusted.a\x001", b"", b"user.\0"):
+        record = _record((Tag.NAME, "x"), (Tag.TYPE, 0), (Tag.SIZE, 0), (Tag.MODE, 0o644), (Tag.ATTRIBUTE, bad))
+        assert _unpack(bare, record, (Tag.PATH, str(to))).error == errno.EPROTO
+    assert not (to / "x").exists()
+
+
 def test_where_there_is_no_root_of_its_own(bare: AgentClient, tmp_path: Path) -> None:
     assert bare.call(Op.CHANGES).error == errno.EOPNOTSUPP
     assert bare.call(Op.UNPACK).error == errno.EOPNOTSUPP
     assert bare.call(Op.CHANGES, (Tag.PATH, str(tmp_path / "none"))).error == errno.ENOENT
-    assert bare.call(Op.CHANGES, (Tag.FLAGS, 2)).error == errno.EINVAL
+    assert bare.call(Op.CHANGES, (Tag.FLAGS, 4)).error == errno.EINVAL
 
 
 def test_names_as_deep_as_they_get(bare: AgentClient, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from .vfs import ROOT, Node, Vfs, fail
 _PIECE = 61440
 _OWN = "run/sloplet"
 
-_Look = tuple[int, int, int, int, int]
+_Look = tuple[int, int, int, int, int, tuple[tuple[bytes, bytes], ...]]
 
 
 def _look(node: Node) -> _Look:
-    return node.ino, node.mode, node.uid, node.gid, node.mtime_ns
+    return node.ino, node.mode, node.uid, node.gid, node.mtime_ns, tuple(node.attributes.items())
 
 
 def _walk(node: Node, name: str = "") -> Iterator[tuple[str, Node]]:
@@ -41,7 +41,7 @@ class Changes:
 
     async def tell(self, stream: AgentStream, request: Fields) -> Fields:
         flags = request.integer(Tag.FLAGS, 0)
-        if flags & ~ChangesFlag.CONTENTS:
+        if flags & ~(ChangesFlag.CONTENTS | ChangesFlag.ATTRIBUTES):
             raise fail(errno.EINVAL, "a flag this operation does not know")
         root, baseline = self._vfs.root, self._baseline
         if Tag.PATH in request:
@@ -55,7 +55,10 @@ class Changes:
         for path, node in found.items():
             if baseline.get(path) == _look(node) or stream.was_reset:
                 continue
-            await stream.send(encode_record(Fields((Tag.NAME, path), *stat_fields(node))))
+            fields = Fields((Tag.NAME, path), *stat_fields(node))
+            for name, value in node.attributes.items() if flags & ChangesFlag.ATTRIBUTES else ():
+                fields.add(Tag.ATTRIBUTE, name + b"\0" + value)
+            await stream.send(encode_record(fields))
             count += 1
             if flags & ChangesFlag.CONTENTS and node.type is FileType.FILE:
                 size += await self._content(stream, node)
@@ -136,6 +139,9 @@ class _Unpacking:
                 return
             node = old or self._vfs._add(folder, last, self._new(kind, record))
         node.mode, node.uid, node.gid = (record.integer(tag, 0) for tag in (Tag.MODE, Tag.UID, Tag.GID))
+        for raw in record.all(Tag.ATTRIBUTE):
+            key, _, value = raw.partition(b"\0")
+            node.attributes[key] = value
         self._times.append((node, record.integer(Tag.MTIME_NS, 0)))
 
     def _new(self, kind: FileType, record: Fields) -> Node:

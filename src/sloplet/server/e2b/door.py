@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -9,25 +10,32 @@ from starlette.types import Receive, Scope, Send
 
 from ...errors import SlopletError
 from ..caller import SCOPE_KEY, Caller
+from ..logs import log
 from ..names.parts import Place
 from . import tokens
 from .accounts import Accounts
 from .answers import SPEAKING, Gone, refused, speak_api
 from .api import Api
 from .calls import Call
+from .codeserver import CodeServer
 from .envd import Envd, speaker_of
+from .guests import CODE_PORT, ENVD_PORT, OWN_PORTS, TOKEN_HEADER, Guests
+from .metrics import Metrics
 from .networks import Networks
 from .records import Record, Records
 from .sandboxes import Sandboxes
-from .settings import E2BSettings
-from .templates import Templates
+from .secrets import Secrets
+from .settings import E2BSettings, domain_of
+from .teams import Teams
+from .templates import STANDARD, Files, Templates
 from .tokens import Tokens
+from .volumecontent import VolumeContent
 from .volumes import Volumes
 
 if TYPE_CHECKING:
     from ..state import ServerState
 
-ENVD_PORT, CODE_PORT = 49983, 49999
+TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
@@ -36,23 +44,48 @@ class Facade:
     def __init__(self, server: ServerState, settings: E2BSettings) -> None:
         self.server = server
         self.settings = settings
+        self._preparing: asyncio.Task[None] | None = None
+        self.tls_port: int | None = None  #: beside the server's own, once it listens
         self.tokens = Tokens(server.home)
         self.records = Records(server.home)
         self.accounts = Accounts()
+        self.secrets = Secrets(self)
         self.networks = Networks(self)
         self.volumes = Volumes(self)
         self.templates = Templates(self)
         self.sandboxes = Sandboxes(self)
+        self.metrics = Metrics(self)
+        self.teams = Teams(self)
         self.envd = Envd()
-        self.api = Api(self, (*self.sandboxes.routes, *self.templates.routes, *self.volumes.routes))
+        self.guests = Guests(self)
+        self.code = CodeServer()
+        parts = (
+            self.sandboxes, self.networks, self.templates, self.volumes, self.secrets, self.metrics, self.teams,
+        )  # fmt: skip
+        self.api = Api(self, [route for part in parts for route in part.routes])
 
     def start(self) -> None:
-        """Before the first request."""
+        """In the server's loop. Idempotent."""
+        self.metrics.start()
         self.templates.start()
+        if self.settings.prepare and self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare())
+
+    async def _prepare(self) -> None:
+        try:
+            await self.templates.prepare(STANDARD)
+        except SlopletError as error:
+            log.error(f"the images of E2B's own templates were not made: {error}")
 
     async def aclose(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
         await self.templates.aclose()
         self.envd.close()
+        await self.metrics.aclose()
+        await self.volumes.aclose()
+        self.secrets.close()
         self.records.close()
 
     # -- the control plane -------------------------------------------------------------
@@ -64,38 +97,52 @@ class Facade:
         scope[SPEAKING] = speak_api
         return True
 
-    def bearer(self, scope: Scope, request_id: str, address: str) -> Caller | None:
-        """Who comes to the control plane with a token of ours in place of a key, to send a stream of bytes; None:
-        whoever it is needs a key. refused (401)."""
-        return self.templates.files.bearer(scope, request_id, address)
+    def door_of(self, scope: Scope) -> VolumeContent | Files | None:
+        """Which part of the control plane this is for that has tokens of its own; None: it takes a key."""
+        return next((each for each in (self.volumes.content, self.templates.files) if each.is_for(scope)), None)
 
     def domain(self, host: str) -> str:
         """What the names of sandboxes end in, as clients know it: with the port that they came by."""
-        name, _, port = host.partition(":")
-        own = self.server.settings.domain
-        if name.casefold().startswith("api."):
+        if host.casefold().startswith("api."):
             return host[4:]
-        at = port or self.server.url.rpartition(":")[2]
+        own = domain_of(self.server.settings.domain)
+        if self.tls_port is not None:  # programs put https:// before what they are told
+            return f"{own}:{self.tls_port}"
+        port = host.rpartition(":")[2]
+        at = port if port.isdecimal() else self.server.url.rpartition(":")[2]
         return own if not at.isdecimal() or at in ("80", "443") else f"{own}:{at}"
 
     # -- the data plane ----------------------------------------------------------------
 
     def place(self, named: Place | None, scope: Scope, headers: dict[str, str]) -> Place | None:
-        """Which service of which sandbox a request is for, by its host or its headers. None: it is for none of ours."""
-        if scope["type"] != "http":
-            return None
+        """Which port of which sandbox a request is for, by its host or its headers: one of ``OWN_PORTS``, or, by
+        headers only, a server inside. None: it is for none of ours."""
+        sandbox = headers.get("e2b-sandbox-id")
         if named is not None:
-            found = named if named.port in (ENVD_PORT, CODE_PORT) and self.records.find(named.sandbox) else None
-        elif (sandbox := headers.get("e2b-sandbox-id")) is not None:
-            port = headers.get("e2b-sandbox-port", str(ENVD_PORT))
-            found = Place(int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0, sandbox)
-        elif scope["path"] == "/files" and b"signature=" in scope["query_string"]:
+            if named.port not in OWN_PORTS or not self._serves(named):
+                return None
+            found = named
+        elif sandbox is not None:
+            found = Place(_port(headers.get("e2b-sandbox-port", str(ENVD_PORT))), sandbox)
+        elif scope["type"] == "http" and scope["path"] == "/files" and b"signature=" in scope["query_string"]:
             found = Place(ENVD_PORT, self._signed_for(scope))
         else:
             return None
-        if found is not None:
-            scope[SPEAKING] = speaker_of(scope["path"])
+        if found.port not in OWN_PORTS:
+            return found
+        scope[SPEAKING] = speaker_of(scope["path"])
+        if sandbox not in (None, found.sandbox):
+            raise refused(400, "the host and the headers name different sandboxes")
+        if scope["type"] != "http":
+            raise refused(404, "there are no WebSockets here")
         return found
+
+    def _serves(self, place: Place) -> bool:
+        """Whether a host's name is ours: also of a sandbox that is not there any more, but of none that has published
+        this port itself."""
+        if self.records.find(place.sandbox) is not None:
+            return True
+        return self.server.names.published.find(place.sandbox, place.port) is None
 
     def _signed_for(self, scope: Scope) -> str:
         """Of a signed URL that names no sandbox: the one whose token makes this signature."""
@@ -116,10 +163,14 @@ class Facade:
         if key is None:
             raise refused(401, "the key that made this sandbox is not valid any more")
         if record.secure and scope["path"] != "/health":
-            self._check_token(record, scope, headers)
+            self._check_token(place, record, scope, headers)
         return Caller(key, self.server.tenants.get(record.tenant), request_id, "", address)
 
-    def _check_token(self, record: Record, scope: Scope, headers: dict[str, str]) -> None:
+    def _check_token(self, place: Place, record: Record, scope: Scope, headers: dict[str, str]) -> None:
+        if place.port == CODE_PORT and scope["path"].startswith("/contexts"):  # clients show it for cells only
+            if not record.public and not self.tokens.opens("traffic", record.sandbox, headers.get(TRAFFIC, "")):
+                raise refused(403, "this sandbox is not public: send its traffic access token")
+            return
         shown = headers.get("x-access-token")
         if shown is None and scope["path"] == "/files":
             tokens.check_signed(_query(scope), _operation(scope), self.tokens.of("envd", record.sandbox))
@@ -134,14 +185,14 @@ class Facade:
         caller: Caller = scope[SCOPE_KEY]
         scope["path_params"] = {"box": record.sandbox}
         try:
-            if record.auto_resume and scope["path"] != "/health":
+            if record.auto_resume:
                 await self.visited(record, caller)
             box = await caller.tenant.box(record.sandbox)
             call = Call(self, record, caller.tenant, box, scope, receive, send, headers, _query(scope))
             if place.port == ENVD_PORT:
                 await self.envd.serve(call)
             else:
-                raise Gone(record.sandbox, "The sandbox is running but port is not open")
+                await self.code.serve(call)
         except SlopletError as error:
             from .calls import is_gone
 
@@ -171,6 +222,13 @@ class Facade:
 
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
+        self.networks.forget(sandbox)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 6 or not 0 < int(text) < 65536:
+        raise refused(400, "E2b-Sandbox-Port is no port")
+    return int(text)
 
 
 def _query(scope: Scope) -> dict[str, str]:

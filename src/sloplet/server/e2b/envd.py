@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Scope
 
 from ...errors import SlopletError
 from ...wire.mux import request
@@ -17,8 +20,7 @@ from .processes import Processes
 from .transfers import compose, download, upload
 from .watchers import Watchers
 
-if TYPE_CHECKING:
-    from starlette.types import Scope
+_ENDING, _AGAIN = 10.0, 0.05  # seconds that an end may take after its beginning, and between two looks
 
 Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any]]]
 Streamed = Callable[[Call, connect.Out], Awaitable[None]]
@@ -59,6 +61,8 @@ class Envd:
         }
         self._plain: dict[tuple[str, str], Plain] = {
             ("GET", "/health"): health,
+            ("GET", "/metrics"): metrics,
+            ("GET", "/envs"): environment,
             ("GET", "/files"): download,
             ("POST", "/files"): upload,
             ("POST", "/files/compose"): compose,
@@ -127,7 +131,7 @@ async def _stream(handler: Streamed, call: Call) -> None:
             if not isinstance(found, Gone):
                 await out.end(found)
             elif out.begun:
-                abort(call.scope)
+                await cut(call)
             else:
                 raise found from None
 
@@ -140,6 +144,19 @@ def abort(scope: Scope) -> None:
         reset()
 
 
+async def cut(call: Call) -> None:
+    """``abort`` the answer of a sandbox that is not there any more. Clients ask at once whether it runs, so it is
+    waited for until it is known that it does not."""
+    with suppress(TimeoutError, SlopletError):
+        async with asyncio.timeout(_ENDING):
+            while True:
+                info = await call.tenant.controller.find(call.record.sandbox)
+                if info.state not in ("running", "starting"):
+                    break
+                await asyncio.sleep(_AGAIN)
+    abort(call.scope)
+
+
 async def answer(call: Call, body: bytes, status: int = 200, kind: str = "application/json") -> None:
     headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
     await call.send({"type": "http.response.start", "status": status, "headers": headers})
@@ -147,15 +164,27 @@ async def answer(call: Call, body: bytes, status: int = 200, kind: str = "applic
 
 
 async def health(call: Call) -> None:
-    """204 if it runs. Nobody is woken to say so."""
-    info = await call.tenant.controller.find(call.record.sandbox)
-    if info.state not in ("running", "starting") and not (info.state == "paused" and call.record.auto_resume):
-        raise Gone(call.record.sandbox)
-    if info.state == "paused":
-        stream = await call.open(request(Op.METRICS))
-        try:
-            await stream.result()
-        finally:
-            stream.reset()
+    """204 if it answers: one that is on its way out does not. Nobody is woken to say so, but who
+    wakes for everybody."""
+    stream = await call.open(request(Op.METRICS))
+    try:
+        await stream.result()
+    finally:
+        stream.reset()
     await call.send({"type": "http.response.start", "status": 204, "headers": []})
     await call.send({"type": "http.response.body", "body": b""})
+
+
+async def metrics(call: Call) -> None:
+    """What it uses now."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    sample = await call.facade.metrics.now(call.tenant, info)
+    if sample is None:
+        raise Gone(call.record.sandbox)
+    await answer(call, dump(sample.of_envd()))
+
+
+async def environment(call: Call) -> None:
+    """What every command finds in its environment."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    await answer(call, dump({**call.facade.environment(call.record), **dict(info.spec.env)}))

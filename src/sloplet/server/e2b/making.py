@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...controller import Controller, SandboxInfo
+from ...controller import SandboxInfo
 from ...errors import SpecError
 from ...labels import KEY_RE, MOST, MOST_VALUE
 from ...spec import Limits, SandboxSpec
 from ..caller import Caller
 from .answers import refused
 from .api import mapping, optional
+from .networks import Wanted
 from .records import Record
 
 if TYPE_CHECKING:
@@ -47,11 +48,17 @@ class Plan:
 class Made:
     spec: SandboxSpec
     record: Record  #: without what is known when it is there
-    secrets: dict[str, str] = field(default_factory=dict)  #: values that its holder keeps
+    network: Wanted
 
-    async def furnish(self, controller: Controller, info: SandboxInfo) -> None:
-        if self.secrets:
-            await controller.set_secrets(info.id, dict(self.secrets))
+    async def furnish(self, facade: Facade, caller: Caller, info: SandboxInfo, body: dict[str, Any]) -> None:
+        """What its holder is to know before anything runs in it."""
+        controller, network = caller.tenant.controller, self.network
+        if network.named:
+            again = await facade.networks.asked(caller, body, info.id)
+            await controller.set_network(info.id, again.policy.spec, dict(again.policy.values))
+        elif network.values:
+            await controller.set_secrets(info.id, dict(network.values))
+        facade.networks.remember(info.id, network)
 
 
 async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, Any], ttl: float) -> Made:
@@ -69,7 +76,7 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
     )  # fmt: skip
     settings: dict[str, Any] = {
         "ttl": max(ttl, 1.0), "env": {**plan.env, **mapping(body, "envVars")}, "network": network.policy,
-        "labels": labels_of(metadata), "volumes": volumes or None, "secrets": network.secrets or None,
+        "labels": labels_of(metadata), "volumes": volumes or None,
     }  # fmt: skip
     if pauses:
         settings["on_ttl"] = "pause" if memory else "pause-disk"
@@ -78,7 +85,7 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
     else:
         settings |= {"image": plan.image, "engine": plan.engine or await engine_of(facade, caller)}
         settings |= {"user": plan.user, "workdir": plan.workdir or plan.home or None}
-    if not volumes and not network.secrets:
+    if not volumes and not network.values:
         settings["pool"] = facade.settings.pool
     try:
         spec = SandboxSpec.make(None, **settings)
@@ -87,7 +94,7 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
     if not plan.snapshot:
         limits = Limits(cpus=plan.cpus, memory=plan.memory, disk=plan.disk, explicit=plan.explicit)
         spec = replace(spec, limits=limits)
-    return Made(spec, record, network.values)
+    return Made(spec, record, network)
 
 
 async def engine_of(facade: Facade, caller: Caller) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...state.connection import Connected
+from ...state.home import Home
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,17 @@ class Record:
     started_at: float = 0.0
 
 
+_MOST_GONE = 10_000  # that are remembered
+
+
 class Records(Connected):
     """Blocking, and quick."""
 
     _known: dict[str, Record] | None = None
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home)
+        self._gone: dict[str, None] = {}  # the last that were dropped, oldest first
 
     def _all(self) -> dict[str, Record]:
         if self._known is None:
@@ -54,6 +62,10 @@ class Records(Connected):
 
     def find(self, sandbox: str) -> Record | None:
         return self._all().get(sandbox)
+
+    def was(self, sandbox: str) -> bool:
+        """Whether it was here lately, and is not any more."""
+        return sandbox in self._gone
 
     def __iter__(self) -> Iterator[Record]:
         return iter(list(self._all().values()))
@@ -84,5 +96,8 @@ class Records(Connected):
     def drop(self, sandboxes: Iterable[str]) -> None:
         gone = [sandbox for sandbox in sandboxes if self._all().pop(sandbox, None) is not None]
         if gone:
+            self._gone.update(dict.fromkeys(gone))
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
             with self._write() as db:
                 db.executemany("DELETE FROM e2b_sandboxes WHERE sandbox = ?", [(each,) for each in gone])

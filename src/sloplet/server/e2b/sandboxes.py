@@ -78,7 +78,7 @@ class Sandboxes:
         )
         try:
             facade.records.put(record)
-            await made.furnish(controller, info)
+            await made.furnish(facade, caller, info, asked.body)
             await facade.templates.begun(caller, plan, info, record)
         except BaseException:
             await asyncio.shield(controller.kill(info.id))
@@ -98,6 +98,7 @@ class Sandboxes:
     async def info(self, asked: Asked) -> Answer:
         info, record = await self.find(asked)
         token = self._facade.tokens.of("envd", info.id)
+        record = replace(record, network=self._facade.networks.told(info.id, record.network))
         return Answer(200, documents.detail(info, record, token=token, domain=self._facade.domain(asked.host)))
 
     async def find(self, asked: Asked) -> tuple[SandboxInfo, Record]:
@@ -170,8 +171,8 @@ class Sandboxes:
 
     async def kill(self, asked: Asked) -> Answer:
         info, _ = await self.find(asked)
+        self._facade.forget(info.id)  # from now on nobody is told that it runs
         await asked.caller.tenant.controller.kill(info.id)
-        self._facade.forget(info.id)
         return Answer(204)
 
     async def set_timeout(self, asked: Asked) -> Answer:

@@ -31,6 +31,10 @@ class Tokens:
         """The token that opens it."""
         return hmac.new(self._key, f"{purpose}\0{subject}".encode(), hashlib.sha256).hexdigest()
 
+    def key(self, purpose: str) -> bytes:
+        """A key of 32 bytes for something else than tokens."""
+        return hmac.new(self._key, f"key\0{purpose}".encode(), hashlib.sha256).digest()
+
     def opens(self, purpose: str, subject: str, shown: str) -> bool:
         """In constant time."""
         return hmac.compare_digest(self.of(purpose, subject).encode(), shown.encode("utf-8", "replace"))
@@ -54,7 +58,7 @@ def _read_or_make(home: Home) -> bytes:
             return key
         with os.fdopen(fd, "rb") as file:
             key = file.read(_SIZE + 1)
-        if len(key) != _SIZE:  # a torn disk: sandboxes' tokens change, and nothing else
+        if len(key) != _SIZE:  # a torn disk: sandboxes' tokens change, and secrets have to be set anew
             key = secrets.token_bytes(_SIZE)
             write_atomic(folder, _NAME, key)
         return key

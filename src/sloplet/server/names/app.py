@@ -15,20 +15,29 @@ from starlette.types import Receive, Scope, Send
 
 from ...controller import SandboxInfo
 from ...errors import SandboxNotFound, SlopletError
+from ..e2b.settings import domain_of
 from ..problems import MEDIA_TYPE, title_of
 from . import parts
 from .http import Asked, Exchange
 from .parts import Headers, Place, Unsafe
 from .published import Published, PublishedPort
 from .websocket import AskedSocket, Crossing
-from .wires import Refusal, Wires, unknown
+from .wires import Refusal, Way, Wires, unknown
 
 if TYPE_CHECKING:
+    from ..e2b.guests import Guest
     from ..state import ServerState
 
 _SWEEP = 300.0  # seconds between looks for rows whose sandbox is gone
 _REST = 60.0
 _OUR_KEY = re.compile(rb"(?:bearer\s+)?slp_([a-z0-9]{12})_", re.IGNORECASE)
+_E2B_KEY = re.compile(rb"(?:bearer\s+)?e2b_([0-9a-f]{34,400})\Z", re.IGNORECASE)
+_BROWSER = re.compile(rb"mozilla/|chrome/|safari/|opera/", re.IGNORECASE)
+#: Titles and texts are ours alone: nothing that a visitor or a sandbox said is in them.
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>
+<body><h1>{title}</h1><p>{text}</p></body></html>
+"""
 
 
 class PublicNames:
@@ -43,7 +52,11 @@ class PublicNames:
 
     def match(self, host: str) -> Place | None:
         """What a Host header names. None: it is not for us."""
-        return parts.parse_host(host, self._server.settings.domain)
+        domain = self._server.settings.domain
+        found = parts.parse_host(host, domain)
+        if found is None and self._server.e2b is not None:
+            found = parts.parse_host(host, domain_of(domain))
+        return found
 
     def url(self, place: Place) -> str:
         return parts.url_of(place, self._server.settings.domain, self._server.url)
@@ -83,28 +96,35 @@ class PublicNames:
 
     # -- requests ----------------------------------------------------------------------
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, place: Place | None = None) -> None:
+        """``place``: what the request is for, where its host does not say: E2B's clients may."""
+        guest = None
         try:
-            await self._serve(scope, receive, send)
+            headers: Headers = list(scope["headers"])
+            host = parts.one(headers, b"host")
+            found = place or self.match(host)
+            if found is None:
+                raise unknown()
+            if self._server.e2b is not None:
+                guest = self._server.e2b.guests.find(found, must=place is not None)
+            await self._serve(found, guest, host, scope, receive, send)
         except Refusal as refusal:
-            await _answer(scope, receive, send, refusal)
+            await _answer(scope, receive, send, refusal if guest is None else guest.told(refusal))
         except Unsafe as error:
             await _answer(scope, receive, send, Refusal(400, str(error), error="RequestInvalid"))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, place: Place, guest: Guest | None, host: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         headers: Headers = list(scope["headers"])
         raw_path = scope.get("raw_path") or scope["path"].encode("utf-8")
         if len(headers) > parts.MAX_FIELDS or sum(len(n) + len(v) + 4 for n, v in headers) > parts.MAX_HEAD:
             raise Refusal(431, "the request's headers are too long", error="RequestInvalid")
         if len(raw_path) + len(scope["query_string"]) > parts.MAX_HEAD:
             raise Refusal(414, "the request's URL is too long", error="RequestInvalid")
-        host = parts.one(headers, b"host")
-        place = self.match(host)
-        if place is None:
-            raise unknown()
         scheme = "https" if scope["scheme"] in ("https", "wss") else "http"
         query, in_query = parts.split_query(scope["query_string"])
-        port = self._admitted(place, scope, headers, f"{scheme}://{host}")
+        port = self._admitted(place, guest, scope, headers, f"{scheme}://{host}")
         scope["query_string"] = query  # whoever logs this request logs no token
         method = scope.get("method", "GET")
         if in_query and not port.public and scope["type"] == "http" and method in ("GET", "HEAD"):
@@ -114,21 +134,23 @@ class PublicNames:
             raise Refusal(405, f"{method} is not passed on", error="RequestInvalid")
         inner = parts.inner_headers(
             headers, host=host, address=scope["client"][0] if scope.get("client") else "", scheme=scheme,
-            hide=self._our_keys(headers),
+            hide=self._our_keys(headers) if guest is None else [*self._our_keys(headers), *guest.hidden(headers)],
+            seen=host if guest is None else guest.host or host,
         )  # fmt: skip
+        way = Way(port.tenant, place) if guest is None else guest.way
         visit: Crossing | Exchange
         if scope["type"] == "websocket":
             asked = AskedSocket(raw_path, query, inner, tuple(scope["subprotocols"]))
-            visit = Crossing(self.wires, port.tenant, place, asked, receive, send)
+            visit = Crossing(self.wires, way, asked, receive, send)
         else:
             request = self._request(method, raw_path + (b"?" + query if query else b""), headers, inner)
-            visit = Exchange(self.wires, port.tenant, place, request, receive, send)
+            visit = Exchange(self.wires, way, request, receive, send)
         try:
             async with self.wires.slot(port.tenant, place.sandbox):
                 await self._visit(port, visit)
         except SandboxNotFound:
             self.published.unpublish(port.tenant, place.sandbox)
-            raise unknown() from None
+            raise (unknown() if guest is None else guest.gone()) from None
 
     def _request(self, method: str, target: bytes, headers: Headers, inner: Headers) -> Asked:
         length = parts.body_length(headers)
@@ -164,19 +186,26 @@ class PublicNames:
         for work in self._visits.get((sandbox, port), ()):
             work.cancel()
 
-    def _admitted(self, place: Place, scope: Scope, headers: Headers, origin: str) -> PublishedPort:
+    def _admitted(
+        self, place: Place, guest: Guest | None, scope: Scope, headers: Headers, origin: str
+    ) -> PublishedPort:
         """The port, if this visitor may use it. One answer for all who may not."""
         port = self.published.find(place.sandbox, place.port)
         shown = parts.shown_tokens(headers, scope["query_string"], method=scope.get("method", "GET"), origin=origin)
         right = parts.is_right(shown, port.token if port is not None else "-" * 32)
-        if port is None or not (port.public or right):
+        if port is not None and (port.public or right):
+            return port
+        if guest is None:
             raise unknown()
-        return port
+        guest.check(headers)
+        return PublishedPort(guest.way.tenant, place.sandbox, place.port, True, "")
 
     def _our_keys(self, headers: Headers) -> list[bytes]:
         """Headers that hold a key of this server: somebody sent them to the wrong host."""
         found = []
         for name, value in headers:
+            if (hidden := _E2B_KEY.match(value)) is not None and len(hidden[1]) % 2 == 0:
+                value = bytes.fromhex(hidden[1].decode())
             match = _OUR_KEY.match(value)
             if match is not None and self._server.keys.current(match[1].decode()) is not None:
                 found.append(name)
@@ -218,7 +247,11 @@ async def _redirect(send: Send, target: bytes, token: str, *, secure: bool) -> N
 async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) -> None:
     """A small page; a problem document for who asks for JSON."""
     accept = b",".join(parts.values(scope["headers"], b"accept")).lower()
-    if b"json" in accept:
+    if refusal.document is not None and refusal.title and _is_browser(scope["headers"]):
+        kind, body = b"text/html; charset=utf-8", _PAGE.format(title=refusal.title, text=refusal.message).encode()
+    elif refusal.document is not None:
+        kind, body = b"application/json", json.dumps(refusal.document).encode()
+    elif b"json" in accept:
         document = {
             "type": f"urn:sloplet:error:{refusal.error}", "title": title_of(refusal.error), "status": refusal.status,
             "detail": refusal.message, "error": refusal.error, "hint": refusal.hint or None,
@@ -236,3 +269,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) 
     kind_of = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
     await send({"type": f"{kind_of}.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind_of}.body", "body": body})
+
+
+def _is_browser(headers: Headers) -> bool:
+    return any(_BROWSER.search(value) for value in parts.values(headers, b"user-agent"))

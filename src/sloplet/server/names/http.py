@@ -8,6 +8,7 @@ reach a visitor as a head.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ import h11
 from starlette.types import Receive, Send
 
 from ...errors import SandboxNotFound, SlopletError
-from .parts import Headers, Place, Unsafe, answer_length, outer_headers
-from .wires import Broken, Refusal, Wire, Wires
+from .parts import Headers, Unsafe, answer_length, outer_headers
+from .wires import Broken, Refusal, Way, Wire, Wires
 
 _HEAD = 300.0  # until an answer begins
 _QUIET = 3600.0  # that an answer may say nothing
@@ -41,8 +42,8 @@ class Asked:
 class Exchange:
     """``run`` once. Refusal only while nothing was answered; afterwards the connection is cut short instead."""
 
-    def __init__(self, wires: Wires, tenant: str, place: Place, asked: Asked, receive: Receive, send: Send) -> None:
-        self._wires, self._tenant, self._place, self._asked = wires, tenant, place, asked
+    def __init__(self, wires: Wires, way: Way, asked: Asked, receive: Receive, send: Send) -> None:
+        self._wires, self._way, self._place, self._asked = wires, way, way.place, asked
         self._receive, self._send = receive, send
         self._wire: Wire | None = None
         self._go = asyncio.Event()  # the body may be sent
@@ -71,7 +72,7 @@ class Exchange:
         """What failed, if anything, as the visitor is told: not at all once an answer has begun."""
         if error is None or self.begun:
             return
-        if isinstance(error, (h11.RemoteProtocolError, Unsafe)):
+        if isinstance(error, (h11.RemoteProtocolError, ssl.SSLError, Unsafe)):
             raise Refusal(502, f"what answers on port {self._place.port} inside does not speak proper HTTP/1.1")
         if isinstance(error, Broken):
             raise Refusal(502, f"the server on port {self._place.port} inside closed the connection without an answer")
@@ -116,7 +117,7 @@ class Exchange:
     async def _pass(self, event: h11.Event) -> None:
         if self._wire is not None:
             # Inside nobody may want it any more: the answer tells that.
-            with suppress(h11.LocalProtocolError, SlopletError):
+            with suppress(h11.LocalProtocolError, ssl.SSLError, SlopletError):
                 await self._wire.send(event)
             if self._patience is not None and not self._patience.expired():  # a long upload is no silence
                 self._patience.reschedule(asyncio.get_running_loop().time() + _HEAD)
@@ -135,7 +136,7 @@ class Exchange:
     async def _ask(self, *, kept: bool) -> h11.Response | None:
         """The head of the answer; None if a kept connection was none any more. Nothing was done then: the request may
         be repeated, and is not known to have arrived."""
-        wire = self._wire = await self._wires.wire(self._tenant, self._place, kept=kept)
+        wire = self._wire = await self._wires.wire(self._way, kept=kept)
         try:
             await wire.send(self._head())
             if self._asked.length == 0:
@@ -144,7 +145,7 @@ class Exchange:
                 self._go.set()
             async with asyncio.timeout(_HEAD) as self._patience:
                 return await self._first(wire)
-        except (Broken, SlopletError, h11.RemoteProtocolError):
+        except (Broken, SlopletError, ssl.SSLError, h11.RemoteProtocolError):
             if wire.fresh or wire.heard:
                 raise
             wire.stream.reset()

@@ -167,11 +167,14 @@ def clean_target(raw_path: bytes, query: bytes) -> bytes:
 # -- inwards ---------------------------------------------------------------------------
 
 
-def inner_headers(headers: Headers, *, host: str, address: str, scheme: str, hide: Iterable[bytes] = ()) -> Headers:
-    """What the sandbox is told, but for the framing. ``hide``: further names that are none of its business."""
+def inner_headers(
+    headers: Headers, *, host: str, address: str, scheme: str, hide: Iterable[bytes] = (), seen: str = ""
+) -> Headers:
+    """What the sandbox is told, but for the framing. ``hide``: further names that are none of its business; ``seen``:
+    what its Host is, if not the visitor's."""
     named = {part.strip().lower() for value in values(headers, b"connection") for part in value.split(b",")}
     dropped = _HOP | _FORWARDED | {_plain(name) for name in hide} | {_plain(name) for name in named}
-    found: Headers = [(b"host", host.encode("latin-1"))]
+    found: Headers = [(b"host", (seen or host).encode("latin-1"))]
     for name, value in headers:
         plain = _plain(name)
         if plain in dropped or plain.startswith((b"x-forwarded-", b"sloplet-")):

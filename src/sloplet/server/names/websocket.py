@@ -7,6 +7,7 @@ Each message is passed on before the next is read, so a side that does not read 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,9 +21,8 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from ...errors import SandboxNotFound, SlopletError
-from ...wire.streams import HostStream
-from .parts import Headers, Place, Unsafe, outer_headers
-from .wires import Refusal, Wires
+from .parts import Headers, Unsafe, outer_headers
+from .wires import Inside, Refusal, Way, Wires
 
 MAX_MESSAGE = 4 << 20  #: bytes of a message from inside; the server holds visitors to the same
 _HANDSHAKE = 60.0
@@ -49,10 +49,8 @@ class AskedSocket:
 class Crossing:
     """``run`` once. Refusal only before the visitor's WebSocket stands."""
 
-    def __init__(
-        self, wires: Wires, tenant: str, place: Place, asked: AskedSocket, receive: Receive, send: Send
-    ) -> None:
-        self._wires, self._tenant, self._place, self._asked = wires, tenant, place, asked
+    def __init__(self, wires: Wires, way: Way, asked: AskedSocket, receive: Receive, send: Send) -> None:
+        self._wires, self._way, self._place, self._asked = wires, way, way.place, asked
         self._receive, self._send = receive, send
         self.begun = False  # the visitor's stands
         words = [Subprotocol(word) for word in asked.subprotocols]
@@ -60,7 +58,7 @@ class Crossing:
             WebSocketURI(False, "localhost", 80, asked.path.decode("ascii"), asked.query.decode("ascii")),
             subprotocols=words or None, max_size=MAX_MESSAGE,
         )  # fmt: skip
-        self._stream: HostStream | None = None
+        self._stream: Inside | None = None
         self._writing = asyncio.Lock()  # a frame goes inwards
         self._left: Message | None = None  # the visitor's farewell
 
@@ -131,7 +129,7 @@ class Crossing:
                 continue
             await self._flush(self._stream)
 
-    async def _flush(self, stream: HostStream) -> None:
+    async def _flush(self, stream: Inside) -> None:
         """Send what is to be sent, frame after frame, whichever task it is of."""
         async with asyncio.timeout(_SILENCE), self._writing:
             while parts := self._inside.data_to_send():
@@ -144,16 +142,16 @@ class Crossing:
     # -- inside to visitor -------------------------------------------------------------
 
     async def _outwards(self) -> None:
-        stream = self._stream = await self._wires.dial(self._tenant, self._place)
+        stream = self._stream = await self._wires.dial(self._way)
         async with asyncio.timeout(_HANDSHAKE):
             if not await self._shake(stream):
                 return
         try:
             await self._listen(stream)
-        except (SlopletError, TimeoutError):
+        except (SlopletError, ssl.SSLError, TimeoutError):
             await self._end()
 
-    async def _listen(self, stream: HostStream) -> None:
+    async def _listen(self, stream: Inside) -> None:
         message, text = bytearray(), False
         while True:
             for frame in self._inside.events_received():
@@ -179,7 +177,7 @@ class Crossing:
                 await self._end()
                 return
 
-    async def _hear(self, stream: HostStream) -> bool:
+    async def _hear(self, stream: Inside) -> bool:
         """Read a piece. False: there is no more."""
         piece = await stream.recv()
         if piece is None:
@@ -215,7 +213,7 @@ class Crossing:
         async with asyncio.timeout(_VISITOR):
             await self._send(message)
 
-    async def _shake(self, stream: HostStream) -> bool:
+    async def _shake(self, stream: Inside) -> bool:
         """False: it answered with something else, and that was passed on."""
         request = self._inside.connect()
         del request.headers["Host"]

@@ -7,21 +7,23 @@ not wait behind them.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import h11
 
-from ...errors import SandboxDead, SandboxNotFound, SlopletError
+from ...errors import SandboxDead, SandboxNotFound, SandboxPaused, SlopletError
 from ...network.ports import was_refused
 from ...wire.mux import request
 from ...wire.schema import Op, Tag
 from ...wire.streams import HostStream
 from ..served import ServedKeeper
 from .parts import MAX_HEAD, Place
+from .secure import SecureStream
 
 if TYPE_CHECKING:
     from ..state import ServerState
@@ -39,9 +41,14 @@ _MOST_KEPT = 8  # of one port
 class Refusal(Exception):
     """What a visitor is told instead. ``error`` is a class of the tree, for programs."""
 
-    def __init__(self, status: int, message: str, hint: str = "", *, error: str = "SandboxError") -> None:
+    def __init__(
+        self, status: int, message: str, hint: str = "", *, error: str = "SandboxError",
+        document: dict[str, object] | None = None, title: str = "",
+    ) -> None:  # fmt: skip
+        """``document`` is told as it is, instead; browsers are shown a page with that title, if it has one."""
         super().__init__(message)
         self.status, self.message, self.hint, self.error = status, message, hint, error
+        self.document, self.title = document, title
 
 
 class Broken(Exception):
@@ -58,11 +65,25 @@ def unknown() -> Refusal:
     )
 
 
+Inside = HostStream | SecureStream
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a visit goes, and how."""
+
+    tenant: str
+    place: Place
+    wake: Callable[[], Awaitable[None]] | None = None  #: who sleeps is woken by this; None: by the connection itself
+    patience: float = 0.0  #: seconds that a server may take until it listens
+    secure: bool = False  #: what is inside speaks TLS
+
+
 @dataclass(eq=False)
 class Wire:
     """One connection to a port inside that speaks HTTP/1.1."""
 
-    stream: HostStream
+    stream: Inside
     fresh: bool
     http: h11.Connection
     heard: bool = False  #: something of the answer has come
@@ -96,7 +117,7 @@ class Wire:
         return quiet and stream.outcome is None and stream.mux.error is None
 
 
-def is_broken(stream: HostStream) -> bool:
+def is_broken(stream: Inside) -> bool:
     outcome = stream.outcome
     return stream.mux.error is not None or (outcome is not None and Tag.ERRNO in outcome)
 
@@ -127,8 +148,9 @@ class Wires:
                 if not counter[key]:
                     del counter[key]
 
-    async def wire(self, tenant: str, place: Place, *, kept: bool) -> Wire:
+    async def wire(self, way: Way, *, kept: bool) -> Wire:
         """A connection for one exchange. ``kept``: it may be one that was used before."""
+        place = way.place
         while kept and (there := self._kept.get((place.sandbox, place.port))):
             wire, timer = there.pop()
             timer.cancel()
@@ -136,9 +158,7 @@ class Wires:
                 wire.http.start_next_cycle()
                 return wire
             wire.stream.reset()
-        return Wire(
-            await self.dial(tenant, place), True, h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
-        )
+        return Wire(await self.dial(way), True, h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD))
 
     def keep(self, place: Place, wire: Wire) -> None:
         """The exchange is over: keep the connection for the next, if it can be."""
@@ -156,11 +176,12 @@ class Wires:
         if left:
             self._kept[key] = left
 
-    async def dial(self, tenant: str, place: Place) -> HostStream:
+    async def dial(self, way: Way) -> Inside:
         """A stream to the port, connected; wakes who sleeps. Refusal, and SandboxNotFound."""
         try:
             async with asyncio.timeout(_OPENING):
-                return await self._dial(tenant, place)
+                stream = await self._dial(way)
+                return await _secured(stream, way.place.port) if way.secure else stream
         except TimeoutError:
             raise Refusal(503, f"the sandbox did not answer within {_OPENING:g} s", "try again") from None
         except SandboxNotFound:
@@ -170,21 +191,26 @@ class Wires:
         except SlopletError as error:
             raise Refusal(503, "the sandbox cannot be reached", "try again", error=type(error).__name__) from error
 
-    async def _dial(self, tenant: str, place: Place) -> HostStream:
-        client = self._client(tenant)
+    async def _dial(self, way: Way) -> HostStream:
+        client, place = self._client(way.tenant), way.place
         loop = asyncio.get_running_loop()
-        deadline = loop.time()
+        deadline = loop.time() + way.patience
         lately = loop.time() - self._awake.get(place.sandbox, -1e9) < _AWAKE
-        if not lately and (await client.find(place.sandbox)).state != "running":
+        if way.wake is None and not lately and (await client.find(place.sandbox)).state != "running":
             deadline += _JUST_WOKEN
+        woken = way.wake is None
         while True:
-            opened = await client.open(place.sandbox, request(Op.DIAL, (Tag.PORT, place.port)))
+            opened = await client.open(place.sandbox, request(Op.DIAL, (Tag.PORT, place.port)), wake=way.wake is None)
             stream = cast(HostStream, opened)
             try:
                 await stream.started()
                 break
             except BaseException as error:
                 stream.reset()
+                if isinstance(error, SandboxPaused) and way.wake is not None and not woken:
+                    await way.wake()
+                    woken, deadline = True, loop.time() + max(_JUST_WOKEN, way.patience)
+                    continue
                 if not isinstance(error, SlopletError) or not was_refused(stream):
                     raise
                 if loop.time() >= deadline:
@@ -215,6 +241,18 @@ class Wires:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+
+
+async def _secured(stream: HostStream, port: int) -> SecureStream:
+    secure = SecureStream(stream)
+    try:
+        await secure.handshake()
+    except BaseException as error:
+        stream.reset()
+        if isinstance(error, ssl.SSLError):
+            raise Refusal(502, f"what answers on port {port} inside does not speak proper TLS") from None
+        raise
+    return secure
 
 
 def _nobody(port: int) -> Refusal:

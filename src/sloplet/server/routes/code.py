@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from ...code.languages import check_code, language_of
+from ...code.languages import LANGUAGES, check_code, language_of
 from ...code.results import CodeContext as Context
 from ...code.results import RichResult as Rich
 from ...process import DEFAULT_MAX_OUTPUT
@@ -33,7 +33,7 @@ _GRACE = 1.0  # seconds in which a cell that cannot begin is an HTTP error, not 
 _QUEUE = 4  # events that wait for the client
 ContextName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 NameInPath = Annotated[str, Path(max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
-Language = Annotated[str, Field(min_length=1, max_length=16, examples=["python", "node", "shell"])]
+Language = Annotated[str, Field(min_length=1, max_length=16, examples=list(LANGUAGES))]
 
 _boxes: WeakKeyDictionary[Tenant, OrderedDict[str, AsyncSandbox]] = WeakKeyDictionary()
 
@@ -42,18 +42,21 @@ class CodeAsked(Body):
     """A cell."""
 
     code: str = Field(max_length=MAX_JSON)
-    language: Language | None = Field(default=None, description="python (if nothing is said), node or shell")
+    language: Language | None = Field(
+        default=None, description=f"python (if nothing is said), {', '.join(LANGUAGES[1:])}"
+    )
     context: ContextName | None = Field(default=None, description="Where its variables are; the language's own if none")
     timeout: Duration | None = Field(default=None, description="After it the cell is interrupted.")
     max_output: int = Field(default=DEFAULT_MAX_OUTPUT, ge=1, le=MAX_OUTPUT)
     restart: bool = Field(default=False, description="A context that has ended is started anew.")
+    env: EnvMap = Field(default={}, description="For this cell alone; what was there before comes back.")
 
     def arguments(self) -> dict[str, Any]:
         """Of ``AsyncSandbox.code``. SpecError."""
         check_code(language_of(self.language or "python"), self.code)
         return {
             "code": self.code, "language": self.language, "context": self.context, "timeout": self.timeout,
-            "max_output": self.max_output, "restart": self.restart,
+            "max_output": self.max_output, "restart": self.restart, "env": self.env,
         }  # fmt: skip
 
 

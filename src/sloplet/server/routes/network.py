@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from ...keeper.followed import Followed
 from ...netchange import NetworkChange
-from ...netspec import check_network
+from ...netspec import NetworkSpec
 from ..asked import NetworkAsked, Rules
 from ..caller import Caller, CallerOf
 from ..documents import PROBLEMS, Decision, Items, NetworkDocument
@@ -46,10 +46,11 @@ async def policy(box: str, caller: CallerOf) -> NetworkDocument:
 @router.put("")
 async def set_policy(box: str, asked: NetworkAsked, caller: CallerOf) -> NetworkDocument:
     """Another policy, at once; open connections that it does not allow are cut."""
-    network = check_network(asked.given())
+    network = asked.network()
+    spec, values = (NetworkSpec(), {}) if network is None else (network.spec, network.values)
     controller = caller.tenant.controller
-    await controller.set_network((await controller.find(box)).id, network)
-    return NetworkDocument.of(network)
+    await controller.set_network((await controller.find(box)).id, spec, values)
+    return NetworkDocument.of(spec)
 
 
 @router.patch("")

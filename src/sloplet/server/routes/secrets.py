@@ -8,17 +8,22 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from ...errors import SpecError
+from ...headerspec import MAX_HEADERS, MAX_HOSTS
 from ...secretspec import MAX_SECRETS
 from ..caller import CallerOf
 from ..documents import PROBLEMS, Items, SecretDocument
 from ..documents import Request as Asked
 
+MAX_VALUES = MAX_SECRETS + MAX_HOSTS * MAX_HEADERS + 1
+
 router = APIRouter(prefix="/v1/sandboxes/{box}/secrets", tags=["network"], responses=PROBLEMS)
 
 
 class SecretValues(Asked):
-    values: dict[Annotated[str, Field(max_length=128)], Annotated[str, Field(max_length=16384)] | None] = Field(
-        max_length=MAX_SECRETS, repr=False, description="By the secrets' names; null: forget it"
+    values: dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=16384)] | None] = Field(
+        max_length=MAX_VALUES,
+        repr=False,
+        description="By the secrets' names, or header@host of the network's headers, or @proxy; null: forget it",
     )
 
 

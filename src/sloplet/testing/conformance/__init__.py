@@ -26,6 +26,7 @@ from .limits import TestGuarantees, TestLimits, TestMetricsAndEvents
 from .living import TestLiveState, TestSnapshots
 from .network import TestEgress, TestPorts
 from .refusals import TestBadCommands, TestBadInput, TestBadPlaces
+from .sleeping import TestFilesOnly, TestTimeToLive
 from .spawning import TestCancel, TestSpawn
 from .support import box, capabilities, controller, make_box
 from .terminals import TestTerminal
@@ -37,8 +38,8 @@ from .wire import TestWire
 __all__ = [
     "TestAttach", "TestAttributes", "TestBadCommands", "TestBadInput", "TestBadPlaces", "TestCancel",
     "TestConcurrency", "TestDeath", "TestDownload", "TestEgress", "TestEntries", "TestFileErrors", "TestFiles",
-    "TestFlowControl", "TestGuarantees", "TestInPlace", "TestInput", "TestLifeCycle", "TestLimits", "TestLinks",
-    "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestPorts", "TestProcesses", "TestRun",
-    "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeout", "TestUpload", "TestVolumes", "TestWatch",
-    "TestWire", "box", "capabilities", "controller", "folder", "make_box", "volume",
+    "TestFilesOnly", "TestFlowControl", "TestGuarantees", "TestInPlace", "TestInput", "TestLifeCycle", "TestLimits",
+    "TestLinks", "TestLiveState", "TestMetricsAndEvents", "TestNames", "TestOutput", "TestPorts", "TestProcesses",
+    "TestRun", "TestSnapshots", "TestSpawn", "TestTerminal", "TestTimeToLive", "TestTimeout", "TestUpload",
+    "TestVolumes", "TestWatch", "TestWire", "box", "capabilities", "controller", "folder", "make_box", "volume",
 ]  # fmt: skip

@@ -147,12 +147,23 @@ class TestAttributes:
         box.files.mkdir("d")
         for path in ("f", "d"):
             assert box.files.attributes(path) == {}
-            _set(box, path, {"user.one": b"1\0\xff", "user.two": "zwölf", "user.none": b""})
-            expected = {"user.one": b"1\0\xff", "user.two": "zwölf".encode(), "user.none": b""}
+            _set(box, path, {"user.one": b"1\0\xff", "user.two": "zwölf", "user.three": b"\0"})
+            expected = {"user.one": b"1\0\xff", "user.two": "zwölf".encode(), "user.three": b"\0"}
             assert box.files.attributes(path) == expected
-            assert box.files.attributes(path, prefix="user.t") == {"user.two": "zwölf".encode()}
+            assert box.files.attributes(path, prefix="user.tw") == {"user.two": "zwölf".encode()}
             _set(box, path, {"user.one": None, "user.missing": None})
-            assert set(box.files.attributes(path)) == {"user.two", "user.none"}
+            assert set(box.files.attributes(path)) == {"user.two", "user.three"}
+
+    def test_without_a_value(self, box: Sandbox) -> None:
+        box.files.write("f", "x")
+        _set(box, "f", {"user.a": "1"})
+        refused = 0
+        try:
+            box.files.set_attributes("f", {"user.none": b""})
+        except FileError as error:
+            refused = error.errno or 0
+        assert refused in (0, errno.ENOTSUP)
+        assert box.files.attributes("f") == {"user.a": b"1"} | ({} if refused else {"user.none": b""})
 
     def test_replaced_below_a_prefix(self, box: Sandbox) -> None:
         box.files.write("f", "x")

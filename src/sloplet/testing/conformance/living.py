@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ...engines.base import Capabilities
 from ...errors import (
+    FileError,
     InvalidLimit,
     SandboxPaused,
     SnapshotExists,
@@ -43,6 +45,26 @@ def _counts_past(box: Sandbox, number: int) -> int:
 
 
 class TestSnapshots:
+    def test_extended_attributes_come_back(self, make_box: MakeBox, capabilities: Capabilities) -> None:
+        _needs_snapshots(capabilities)
+        box = make_box()
+        box.files.write("d/f", "x" * 100)
+        box.files.write("d/empty", "")
+        given = {"user.app.a": b"1\0\xff", "user.b": b"2"}
+        try:
+            for path in ("d", "d/f", "d/empty"):
+                box.files.set_attributes(path, {**given, "user.gone": "soon"})
+                box.files.set_attributes(path, {"user.gone": None})
+        except FileError as error:
+            needs(error.errno != errno.ENOTSUP, "this disk has no extended attributes")
+            raise
+        box.snapshot("start")
+        box.files.remove("d", recursive=True)
+        box.files.write("d/f", "another")
+        box.rollback("start")
+        assert [box.files.attributes(path) for path in ("d", "d/f", "d/empty")] == [given] * 3
+        assert box.files.read("d/f") == b"x" * 100
+
     def test_rollback_brings_files_back(self, make_box: MakeBox, capabilities: Capabilities) -> None:
         _needs_snapshots(capabilities)
         box = make_box()

@@ -82,7 +82,7 @@ class Building:
             self._log.add("[finalize] Finalizing template build", step="finalize")
             return await self._finalized(made)
         except SlopletError as error:
-            raise StepFailed(self._now, text_of(error)) from error
+            raise StepFailed(self._now, text_of(error).removeprefix("template line 0: ")) from error
 
     # -- the base ------------------------------------------------------------------------
 

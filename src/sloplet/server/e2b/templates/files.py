@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,11 +96,13 @@ class Files:
     def _token(self, *subject: str) -> str:
         return self._facade.tokens.of("upload", "\0".join(subject))
 
-    def bearer(self, scope: Scope, request_id: str, address: str) -> Caller | None:
-        """Who sends one, by its address; None: this is no such request. refused (401)."""
+    def is_for(self, scope: Scope) -> bool:
         words = scope["path"].split("/")
-        if scope["method"] != "PUT" or len(words) != 5 or words[1] != "templates" or words[3] != "upload":
-            return None
+        return scope["method"] == "PUT" and len(words) == 5 and (words[1], words[3]) == ("templates", "upload")
+
+    def admit(self, scope: Scope, headers: Mapping[str, str], request_id: str, address: str) -> Caller:
+        """Who sends one, by the token in its address. refused (401)."""
+        words = scope["path"].split("/")
         given = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         tenant, key_id, expires = (given.get(name, "") for name in ("tenant", "key", "expires"))
         subject = "\0".join((tenant, key_id, words[2], words[4], expires))
