@@ -184,7 +184,7 @@ class RecipeInvalid(BuildError, ValueError):
 
 
 class BuildFailed(BuildError):
-    pass
+    exit_code: int | None = None  #: of the command that failed, if it was one
 
 
 class VolumeError(SlopletError):

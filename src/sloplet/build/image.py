@@ -25,8 +25,10 @@ from .instructions import Command, Copy, Env, From, Instruction, Label, Mount, N
 from .lines import Line
 
 if TYPE_CHECKING:
+    from ..controller import Controller
     from ..images.store import StoredImage
     from ..remote.place import Place
+    from ..state.home import Home
     from .bootstrap import Bootstrap
     from .events import OnBuildEvent
 
@@ -248,22 +250,27 @@ class Image:
         server: str | None = None,
         key: str | None = None,
         ca: str | os.PathLike[str] | None = None,
+        home: Home | None = None,
+        controller: Controller | None = None,
         **limits: Any,
     ) -> StoredImage:
         """Build it, or find it built; it is called ``tag`` from now on. ``network``: what its steps may reach;
         ``engine``, ``at_least``: what they run on, a container by default; ``limits``: cpus, memory, disk, pids of
-        each. With ``server`` and ``key`` (or SLOPLET_URL and SLOPLET_KEY) it is built there, of this machine's files.
-        RecipeInvalid, BuildFailed; what images and sandboxes raise."""
+        each. With ``server`` and ``key`` (or SLOPLET_URL and SLOPLET_KEY) it is built there, of this machine's files;
+        else in ``home``, by sandboxes of ``controller``. RecipeInvalid, BuildFailed; what images and sandboxes raise.
+        """
         return await self._built(
             place_of(server, key, ca), tag, network=network, no_cache=no_cache, pull=pull, build_args=build_args,
-            secrets=secrets, on_event=on_event, engine=engine, at_least=at_least, limits=limits,
+            secrets=secrets, on_event=on_event, engine=engine, at_least=at_least, limits=limits, home=home,
+            controller=controller,
         )  # fmt: skip
 
     async def _built(
         self, place: Place | None, tag: str | Sequence[str] | None = None, *, network: Any = "none",
         no_cache: bool = False, pull: bool = False, build_args: Mapping[str, str] | None = None,
         secrets: Mapping[str, bytes | str] | None = None, on_event: OnBuildEvent | None = None, engine: str = "auto",
-        at_least: str | None = None, limits: Mapping[str, Any] | None = None,
+        at_least: str | None = None, limits: Mapping[str, Any] | None = None, home: Home | None = None,
+        controller: Controller | None = None,
     ) -> StoredImage:  # fmt: skip
         from .events import silent
         from .executor import Builder, BuildOptions, parse_tags
@@ -272,10 +279,10 @@ class Image:
         names = (tag,) if isinstance(tag, str) else tuple(tag or ())
         inner: dict[str, Any] = {
             "network": network, "no_cache": no_cache, "pull": pull, "on_event": on_event, "engine": engine,
-            "at_least": at_least, "limits": limits,
+            "at_least": at_least, "limits": limits, "home": home, "controller": controller,
         }  # fmt: skip
         others = {name: (await other._built(place, **inner)).id for name, other in self._images}
-        recipe = await self._whole(others, no_cache, on_event, place)
+        recipe = await self._whole(others, no_cache, on_event, place, home)
         options = BuildOptions(
             tags=parse_tags(names), build_args={**dict(self._arguments), **(build_args or {})}, target=self._target,
             settings=RunSettings(network, limits or {}, engine, at_least=at_least), no_cache=no_cache, pull=pull,
@@ -290,8 +297,9 @@ class Image:
                 dockerfile_path=self._path,
             )  # fmt: skip
         builder = Builder(
-            recipe, options, context=self._context, dockerfile_path=self._path, on_event=on_event or silent
-        )
+            recipe, options, home=home, context=self._context, dockerfile_path=self._path,
+            on_event=on_event or silent, controller=controller,
+        )  # fmt: skip
         return await builder.build()
 
     def _secrets(self, given: Mapping[str, bytes | str], place: Place | None) -> dict[str, bytes]:
@@ -306,8 +314,9 @@ class Image:
         return (await self._built(place, engine=engine, at_least=at_least)).id
 
     async def _whole(
-        self, others: Mapping[str, str], no_cache: bool, on_event: OnBuildEvent | None, place: Place | None
-    ) -> Dockerfile:
+        self, others: Mapping[str, str], no_cache: bool, on_event: OnBuildEvent | None, place: Place | None,
+        home: Home | None = None,
+    ) -> Dockerfile:  # fmt: skip
         steps = [replace(step, origin=others.get(step.origin or "", step.origin)) if isinstance(step, Copy) else step
                  for step in self._steps]  # fmt: skip
         if self._recipe is not None:
@@ -323,7 +332,9 @@ class Image:
         if self._bootstrap is not None:
             from .bootstrap import make
 
-            made = await make(self._bootstrap, no_cache=no_cache, on_event=on_event, epoch=source_date_epoch())
+            made = await make(
+                self._bootstrap, no_cache=no_cache, on_event=on_event, epoch=source_date_epoch(), home=home
+            )
             base = made.id if place is None else await _brought(made, place)
         first = From(Line(1, "FROM", self.base, name="Image"), literal(base))
         return Dockerfile([Stage(0, first, steps)], name="Image")

@@ -178,7 +178,9 @@ def _where(work: RunWork) -> str:
 def _failed(work: RunWork, result: Result, lines: Lines, network: Any) -> BuildFailed:
     text = "\n".join(lines.last)
     message = f"{_where(work)}: {result.describe()}" + (f"\n{text}" if text else "")
-    return BuildFailed(message, hint=_hint(result, text, network))
+    failure = BuildFailed(message, hint=_hint(result, text, network))
+    failure.exit_code = result.exit_code
+    return failure
 
 
 def _hint(result: Result, text: str, network: Any) -> str | None:

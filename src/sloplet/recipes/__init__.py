@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..build.events import OnBuildEvent
     from ..controller import Controller, Snapshot
     from ..images.store import StoredImage
+    from ..state.home import Home
 
 
 def recipe(name: str) -> ModuleType:
@@ -33,11 +34,16 @@ async def build(
     no_cache: bool = False,
     on_event: OnBuildEvent | None = None,
     engine: str = "auto",
+    home: Home | None = None,
+    controller: Controller | None = None,
     **limits: Any,
 ) -> StoredImage:
-    """Build a standard image and those below it, or find them built. It is called ``name``, and ``tags``."""
+    """Build a standard image and those below it, or find them built. It is called ``name``, and ``tags``. ``home``,
+    ``controller``: where, and by whose sandboxes, if not this user's own."""
     found = recipe(name)
-    options: dict[str, Any] = {"no_cache": no_cache, "on_event": on_event, "engine": engine, **limits}
+    options: dict[str, Any] = {
+        "no_cache": no_cache, "on_event": on_event, "engine": engine, "home": home, "controller": controller, **limits,
+    }  # fmt: skip
     if needs := getattr(found, "NEEDS", None):
         await build(needs, **options)
     image: StoredImage = await found.image().build_async([name, *tags], server="", **options)

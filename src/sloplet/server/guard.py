@@ -86,14 +86,15 @@ class Guard:
                     passing, lambda: facade.admit(place, scope, headers, passing.request_id, passing.address)
                 )
                 app = Serving(facade, place, headers)
-            elif facade is not None and facade.owns(scope) and facade.volumes.content.is_for(scope):
-                self._admit_visitor(
-                    passing, lambda: facade.volumes.content.admit(scope, headers, passing.request_id, passing.address)
-                )
+            elif facade is not None and facade.owns(scope):
                 app = facade.api
+                if (door := facade.door_of(scope)) is not None:
+                    self._admit_visitor(
+                        passing, lambda: door.admit(scope, headers, passing.request_id, passing.address)
+                    )
+                else:
+                    self._admit(passing, headers)
             elif scope["path"] not in OPEN_PATHS:
-                if facade is not None and facade.owns(scope):
-                    app = facade.api
                 self._admit(passing, headers)
             if incoming.has_body(headers) and scope["type"] == "http":
                 await passing.take_body(headers, streamed=place is not None)
@@ -126,7 +127,7 @@ class Guard:
         server.uses.heard(caller.tenant.name, caller.client)
 
     def _admit_visitor(self, passing: Passing, admitted: Callable[[], Caller]) -> None:
-        """Who has the token of an E2B sandbox, or of a volume, acts for the key that it was given to."""
+        """Who has the token of an E2B sandbox, of a volume, or to send a file acts for the key that it was given to."""
         try:
             passing.enter(admitted())
         except RequestInvalid as error:

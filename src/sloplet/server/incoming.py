@@ -19,6 +19,7 @@ STREAMED: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("POST", re.compile(r"/v1/sandboxes/import\Z")),
     ("POST", re.compile(r"/v1/images/(import|build)\Z")),
     ("PUT", re.compile(r"/volumecontent/[^/]+/file\Z")),
+    ("PUT", re.compile(r"/templates/[^/]+/upload/[^/]+\Z")),
 )
 MAX_DEPTH = 64  #: of JSON
 #: Values in one document, and names in one object. Nobody else is served while one is read and checked: 16 MiB of short

@@ -205,6 +205,33 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
         "CREATE UNIQUE INDEX e2b_secret_names ON e2b_secrets (tenant, name)",
     ),
+    (
+        # E2B's templates, their builds and tags (server/e2b/templates/store.py).
+        """CREATE TABLE e2b_templates (
+            id TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            name TEXT,
+            created_at REAL NOT NULL,
+            updated_at REAL NOT NULL,
+            public INTEGER NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE UNIQUE INDEX e2b_template_names ON e2b_templates (tenant, name) WHERE name IS NOT NULL",
+        """CREATE TABLE e2b_builds (
+            id TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            template TEXT NOT NULL,
+            status TEXT NOT NULL CHECK (status IN ('waiting', 'building', 'ready', 'error')),
+            created_at REAL NOT NULL,
+            document TEXT NOT NULL
+        ) WITHOUT ROWID""",
+        """CREATE TABLE e2b_tags (
+            template TEXT NOT NULL,
+            tag TEXT NOT NULL,
+            build TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            PRIMARY KEY (template, tag)
+        ) WITHOUT ROWID""",
+    ),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -28,8 +27,9 @@ from .sandboxes import Sandboxes
 from .secrets import Secrets
 from .settings import E2BSettings, domain_of
 from .teams import Teams
-from .templates import Templates
+from .templates import STANDARD, Files, Templates
 from .tokens import Tokens
+from .volumecontent import VolumeContent
 from .volumes import Volumes
 
 if TYPE_CHECKING:
@@ -68,15 +68,15 @@ class Facade:
     def start(self) -> None:
         """In the server's loop. Idempotent."""
         self.metrics.start()
-        prepare = getattr(self.templates, "prepare", None)
-        if self.settings.prepare and prepare is not None and self._preparing is None:
-            self._preparing = asyncio.ensure_future(self._prepare(prepare))
+        self.templates.start()
+        if self.settings.prepare and self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare())
 
-    async def _prepare(self, prepare: Callable[[list[str]], Awaitable[None]]) -> None:
+    async def _prepare(self) -> None:
         for name in STANDARD:
             log.info(f"making the image of E2B's template {name}, where it is not made")
             try:
-                await prepare([name])
+                await self.templates.prepare([name])
             except SlopletError as error:
                 log.error(f"the image of E2B's template {name} was not made: {error}")
             else:
@@ -86,6 +86,7 @@ class Facade:
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
+        await self.templates.aclose()
         self.envd.close()
         await self.metrics.aclose()
         await self.volumes.aclose()
@@ -100,6 +101,10 @@ class Facade:
             return False
         scope[SPEAKING] = speak_api
         return True
+
+    def door_of(self, scope: Scope) -> VolumeContent | Files | None:
+        """Which part of the control plane this is for that has tokens of its own; None: it takes a key."""
+        return next((each for each in (self.volumes.content, self.templates.files) if each.is_for(scope)), None)
 
     def domain(self, host: str) -> str:
         """What the names of sandboxes end in, as clients know it: with the port that they came by."""

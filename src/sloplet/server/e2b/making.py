@@ -40,6 +40,7 @@ class Plan:
     workdir: str = ""
     env: dict[str, str] = field(default_factory=dict)
     start: str = ""  #: what runs in it from the beginning, where it was not saved running
+    ready: str = ""  #: what tells that this is ready
     engine: str = ""
 
 

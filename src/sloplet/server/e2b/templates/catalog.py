@@ -1,0 +1,185 @@
+"""The templates of one server: what a name means to whom, and what sandboxes of it are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ....controller import SandboxInfo
+from ....errors import ImageError, SlopletError
+from ....images.store import ImageStore
+from ....state.home import Home
+from ...caller import Caller
+from ...logs import log
+from ..answers import Refused, refused
+from ..making import Plan, engine_of
+from ..records import Record
+from .building import plan_limits
+from .builds import Builds
+from .files import Files
+from .logs import BuildLogs
+from .names import Reference, parse
+from .routes import TemplateRoutes
+from .snapshots import Snapshots
+from .standard import STANDARD, OnProgress, Standard
+from .starting import Start, StartFailed, begin
+from .store import BUILDING, FAILED, READY, Build, Template, TemplateStore
+
+if TYPE_CHECKING:
+    from ..door import Facade
+
+_READY = 45.0  # seconds that a create waits for what its template starts with: clients wait a minute for the answer
+
+
+class Templates:
+    def __init__(self, facade: Facade) -> None:
+        self.facade = facade
+        self.store = TemplateStore(facade.server.home)
+        self.files = Files(facade)
+        self.logs = BuildLogs()
+        self.standard = Standard(facade)
+        self.builds = Builds(self)
+        self.spawned: dict[str, tuple[int, float]] = {}  #: by template: how often since the server began, and when
+        self.routes = (*TemplateRoutes(self).routes, *Snapshots(self).routes, *self.files.routes)
+
+    def start(self) -> None:
+        """Before the first request: what a server that died was building has failed."""
+        for build in self.store.unfinished():
+            if build.status == BUILDING:
+                now = time.time()
+                self.store.change_build(build, status=FAILED, reason="the server was restarted", finished_at=now)
+
+    async def prepare(self, names: Iterable[str], on_progress: OnProgress | None = None) -> None:
+        """Build the standard templates of these names, where they are not built."""
+        await self.standard.prepare(names, on_progress)
+
+    async def aclose(self) -> None:
+        await self.builds.aclose()
+        await self.standard.aclose()
+        self.store.close()
+
+    # -- finding -----------------------------------------------------------------------
+
+    def known(self, caller: Caller, reference: Reference) -> Template | None:
+        """A template of the caller's."""
+        if reference.slug not in ("", caller.tenant.name):
+            return None
+        return self.store.find(caller.tenant.name, reference.name)
+
+    def find(self, caller: Caller, text: str) -> Template:
+        """refused (404)."""
+        found = self.known(caller, parse(text))
+        if found is None:
+            raise missing(text)
+        return found
+
+    def resolve(self, caller: Caller, text: str) -> Build | str:
+        """A build that is ready, or the name of a standard template. refused (400, 404)."""
+        reference = parse(text)
+        template = self.known(caller, reference)
+        if template is None:
+            if reference.name in STANDARD and not reference.slug and reference.tag == "default":
+                return reference.name
+            raise missing(text)
+        tag = self.store.tags(template.id).get(reference.tag)
+        build = None if tag is None else self.store.build(tag.build)
+        if build is None or build.status != READY:
+            raise refused(404, f"template '{text[:200]}' not found: it has no build with the tag '{reference.tag}'")
+        return build
+
+    async def plan(self, caller: Caller, reference: str) -> Plan:
+        """What a sandbox of that template is made of; refused (404) where there is none."""
+        found = self.resolve(caller, reference)
+        if isinstance(found, str):
+            return await self.standard.plan(caller, found)
+        template = self.store.find(caller.tenant.name, found.template)
+        plan = Plan(
+            found.template, alias=template.name if template else "", build=found.id, user=found.user,
+            workdir=found.workdir, start=found.start, ready=found.ready, **plan_limits(found),
+        )  # fmt: skip
+        saved = found.snapshot and (not found.image or found.engine == await engine_of(self.facade, caller))
+        if saved:
+            return replace(plan, snapshot=found.snapshot, start="" if found.live else found.start)
+        return replace(plan, image=found.image)
+
+    # -- sandboxes of them ---------------------------------------------------------------
+
+    async def begun(self, caller: Caller, plan: Plan, info: SandboxInfo, record: Record) -> None:
+        """A sandbox of it has just started: what runs in it from the beginning is started, too."""
+        count, _ = self.spawned.get(plan.template, (0, 0.0))
+        self.spawned[plan.template] = (count + 1, time.time())
+        if plan.start:
+            await self._start(caller, record, plan.start, plan.ready)
+
+    async def restarted(self, caller: Caller, record: Record) -> None:
+        """The same of one that was started anew with its files."""
+        build = self.store.build(record.build)
+        if build is not None and build.start:
+            await self._start(caller, record, build.start, build.ready)
+
+    async def _start(self, caller: Caller, record: Record, start: str, ready: str) -> None:
+        """It is waited for, but not for ever; a sandbox in which it fails is one all the same."""
+        box = await caller.tenant.box(record.sandbox)
+        asked = Start(start, ready, record.user, record.workdir or None, self.facade.environment(record))
+        try:
+            await begin(box, asked, longest=_READY, unsaid=0.0)
+        except StartFailed as error:
+            log.warning("sandbox %s of the template %s: %s", record.sandbox, record.template, error.message)
+
+    # -- builds, when they are over ------------------------------------------------------
+
+    async def completed(self, caller: Caller, build: Build) -> None:
+        """It is ready: its tags are its own, and what nothing means any more goes."""
+        template = self.store.find(build.tenant, build.template)
+        if template is None or self.store.build(build.id) is None:  # deleted meanwhile
+            await self.discard(caller, build)
+            return
+        self.store.put_build(build)
+        self.store.assign(template.id, build.tags, build.id)
+        self.store.put(replace(template, updated_at=time.time()))
+        await self.retire(caller, template)
+
+    async def retire(self, caller: Caller, template: Template) -> None:
+        """Builds without a tag keep their place in the list, and nothing on the disk."""
+        tagged = {tag.build for tag in self.store.tags(template.id).values()}
+        for build in self.store.builds(template.id):
+            if build.id not in tagged and (build.image or build.snapshot):
+                await self.discard(caller, build)
+                self.store.change_build(build, image="", snapshot="")
+
+    async def discard(self, caller: Caller, build: Build) -> None:
+        """What it has on the disk goes; what sandboxes still use of it goes with them."""
+        if build.snapshot:
+            with suppress(SlopletError):
+                await caller.tenant.controller.delete_snapshot(build.snapshot, force=True)
+        if build.image:
+            await asyncio.to_thread(_remove_image, caller.tenant.home, build.image)
+
+    async def delete(self, caller: Caller, template: Template) -> None:
+        for build in self.store.builds(template.id):
+            await self.builds.stop(build.id)
+        builds = self.store.builds(template.id)
+        self.store.drop(template)
+        for build in builds:
+            await self.discard(caller, build)
+            await asyncio.to_thread(self.logs.forget, caller.tenant.home, build.id)
+        await asyncio.to_thread(self.files.forget, caller.tenant.home, template.id)
+
+
+def missing(text: str) -> Refused:
+    return refused(404, f"template '{text[:200]}' not found")
+
+
+def _remove_image(home: Home, name: str) -> None:
+    """Its name, at least. Blocking."""
+    store = ImageStore(home)
+    try:
+        store.remove(name, force=True)
+    except ImageError:
+        pass  # gone
+    finally:
+        store.close()
