@@ -1,7 +1,7 @@
 """E2B's own clients, as published, and a server for them.
 
 ``scripts/test`` puts the clients where ``SLOPLET_TEST_E2B`` says, with the images that E2B's own templates are made of:
-``new`` and ``old`` (Python environments), ``js`` (node_modules), ``e2b-base.tar`` and ``e2b-code.tar``.
+``new`` and ``old`` (Python environments), ``js`` and ``js-old`` (node_modules), ``e2b-base.tar`` and ``e2b-code.tar``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sloplet.engines import registry
 from sloplet.server.e2b.keys import to_e2b
 
 HERE = Path(__file__).parent / "e2b"
-PYTHONS = ("new", "old")
+VERSIONS = ("new", "old")
 _IMAGES = ("e2b-base", "e2b-code")
 
 
@@ -51,11 +51,11 @@ class E2BServer:
         live = {"SLOPLET_TEST_LIVE": "1"} if engine == "gvisor" else {}
         return {**kept, **told, **live, "E2B_API_KEY": to_e2b(self.keys[engine]), "NO_PROXY": "*"}
 
-    def run(self, command: Sequence[str | Path], mode: str, engine: str, timeout: float = 900) -> None:
+    def run(self, command: Sequence[str | Path], mode: str, engine: str, **variables: str) -> None:
         """Run a program; what it said is shown if it fails."""
         done = subprocess.run(
-            [str(word) for word in command], env=self.environment(mode, engine), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=timeout, check=False,
+            [str(word) for word in command], env={**self.environment(mode, engine), **variables},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900, check=False,
         )  # fmt: skip
         said = done.stdout.decode("utf-8", "replace")
         assert done.returncode == 0, f"exit code {done.returncode}:\n{said[-30000:]}"
@@ -66,6 +66,11 @@ class E2BServer:
         folder = HERE / "python"
         files = [str(folder / name) if name.endswith(".py") else name for name in arguments] or [str(folder)]
         self.run([python, "-m", "pytest", "-q", "-c", folder / "pytest.ini", "--rootdir", folder, *files], mode, engine)
+
+    def node(self, version: str, program: Path, mode: str, engine: str) -> None:
+        """A program of the JavaScript client."""
+        modules = str(clients() / {"new": "js", "old": "js-old"}[version] / "node_modules")
+        self.run(["node", "--test", "--test-reporter=spec", program], mode, engine, NODE_PATH=modules)
 
 
 @contextmanager

@@ -146,15 +146,9 @@ class AsyncFiles:
     ) -> _list[FileInfo]:
         """What a directory holds, sorted by name; with ``recursive`` everything below it. ``owners``, ``targets`` and
         ``attributes`` as of ``stat``."""
-        fields = _path_request(Op.LIST, path, user)
-        flags = ListFlag.RECURSIVE if recursive else ListFlag(0)
-        flags |= ListFlag.NAMES if owners else 0
-        flags |= ListFlag.TARGET if targets else 0
-        fields.add(Tag.FLAGS, int(flags))
-        if attributes is not None:
-            fields.add(Tag.PREFIX, _prefix(attributes))
-        if depth is not None:
-            fields.add(Tag.DEPTH, _count("depth", depth))
+        fields = list_request(
+            path, recursive=recursive, depth=depth, owners=owners, targets=targets, attributes=attributes, user=user
+        )
         found: _list[FileInfo] = []
         size = 0
         async for record in records(await self._open(fields)):
@@ -289,6 +283,28 @@ class AsyncFiles:
             stream.reset()
 
 
+def list_request(
+    path: str,
+    *,
+    recursive: bool = False,
+    depth: int | None = None,
+    owners: bool = False,
+    targets: bool = False,
+    attributes: str | None = None,
+    user: str | None = None,
+) -> Fields:
+    """A LIST, as of ``AsyncFiles.list``, for whoever takes its records one by one."""
+    flags = ListFlag.RECURSIVE if recursive else ListFlag(0)
+    flags |= ListFlag.NAMES if owners else 0
+    flags |= ListFlag.TARGET if targets else 0
+    fields = _path_request(Op.LIST, path, user).add(Tag.FLAGS, int(flags))
+    if attributes is not None:
+        fields.add(Tag.PREFIX, _prefix(attributes))
+    if depth is not None:
+        fields.add(Tag.DEPTH, _count("depth", depth))
+    return fields
+
+
 async def records(stream: Stream) -> AsyncIterator[Fields]:
     """The records of a list answer; raises its error at the end."""
     decoder = RecordDecoder()
@@ -382,18 +398,25 @@ def _mode(value: object) -> int:
 def _prefix(value: object) -> str:
     if not isinstance(value, str) or not value.startswith("user.") or "\0" in value:
         raise SpecError(f"{str(value)[:80]!r} is no beginning of attributes' names", hint='for example "user."')
-    if len(value.encode("utf-8", "surrogateescape")) > MAX_ATTRIBUTE_NAME:
-        raise SpecError(f"the prefix {value[:40]!r}... is longer than {MAX_ATTRIBUTE_NAME} bytes")
+    if len(_bytes(value)) > MAX_ATTRIBUTE_NAME:
+        raise SpecError(f"the name {value[:40]!r}... is longer than {MAX_ATTRIBUTE_NAME} bytes")
     return value
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise SpecError(f"{text[:80]!r} is not text that can be written as UTF-8") from None
 
 
 def _attribute(name: object, value: object, prefix: str) -> bytes:
     if _prefix(name) == "user." or not isinstance(name, str) or not name.startswith(prefix):
         raise SpecError(f"the attribute {str(name)[:80]!r} does not begin with {prefix!r}")
-    raw = name.encode("utf-8", "surrogateescape")
+    raw = _bytes(name)
     if value is None:
         return raw
-    data = value.encode() if isinstance(value, str) else value
+    data = _bytes(value) if isinstance(value, str) else value
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise SpecError(f"the attribute {name[:80]!r} is no bytes, nor text", hint="None removes it")
     if len(data) > MAX_ATTRIBUTE:

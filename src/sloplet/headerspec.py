@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
 
 from .errors import SpecError
 from .secretsource import is_text
@@ -111,6 +110,8 @@ class ProxySpec:
     @property
     def text(self) -> str:
         """As it is on record."""
+        from urllib.parse import quote
+
         user = quote(self.user, safe="") + (":" if self.password else "") + "@" if self.user else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"socks5://{user}{host}:{self.port}"
@@ -136,6 +137,8 @@ _PROXY_HINT = "write proxy='socks5://user:password@proxy.example.com:1080'"
 
 def _proxy(text: str) -> tuple[ProxySpec, str]:
     """Nothing of the text is in an error: it may hold a password."""
+    from urllib.parse import unquote, urlsplit
+
     from .network.addresses import parse
     from .network.names import BadName, from_user, is_loopback, is_number
 
@@ -178,6 +181,8 @@ def check_credential(what: str, value: str) -> str:
 
 def with_values(headers: HeaderSpec, proxy: str, values: Mapping[str, str | None]) -> dict[str, Any]:
     """The arguments ``headers`` and ``proxy`` of a Network that has these values; None where one is not among them."""
+    from urllib.parse import quote
+
     through = proxy
     if proxy and (password := values.get(PROXY_KEY)) is not None:
         front, at, place = proxy.partition("@")

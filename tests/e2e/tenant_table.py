@@ -127,6 +127,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "DELETE /v1/sandboxes/{box}/files": (Row(query={"path": "kept"}, last=True),),
     "GET /v1/sandboxes/{box}/files/stat": (Row(query={"path": "kept"}),),
     "GET /v1/sandboxes/{box}/files/list": ONE,
+    "GET /v1/sandboxes/{box}/files/attributes": (Row(query={"path": "kept"}),),
+    "PUT /v1/sandboxes/{box}/files/attributes": (Row(json={"path": "kept", "attributes": {"user.a": "eA=="}}),),
     "GET /v1/sandboxes/{box}/files/archive": (Row(query={"path": "."}),),
     "PUT /v1/sandboxes/{box}/files/archive": (
         Row(query={"path": "."}, content=tar(member("kept", b"x")), headers=ARCHIVE),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2b_kit import HERE, PYTHONS, E2BServer, clients, e2b_server
+from e2b_kit import HERE, VERSIONS, E2BServer, e2b_server
 
 pytestmark = pytest.mark.timeout(900)
 MODES = ("url", "domain")
@@ -28,7 +28,7 @@ def need(server: E2BServer, engine: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_python(server: E2BServer, version: str, mode: str) -> None:
     server.pytest(version, mode, "container")
 
@@ -39,16 +39,8 @@ def test_python_on_gvisor(server: E2BServer, version: str, mode: str) -> None:
     server.pytest(version, mode, "gvisor")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_javascript(server: E2BServer, mode: str) -> None:
+@pytest.mark.parametrize(("version", "mode"), [("new", "url"), ("new", "domain"), ("old", "url")])
+@pytest.mark.parametrize("program", sorted(path.name for path in (HERE / "js").glob("*.test.cjs")))
+def test_javascript(server: E2BServer, program: str, version: str, mode: str) -> None:
     engine = "gvisor" if mode == "domain" and "gvisor" in server.keys else "container"
-    programs = sorted((HERE / "js").glob("*.test.mjs"))
-    assert programs
-    # A program finds its packages beside itself: in the folder where the clients are.
-    target = clients() / "js"
-    for program in programs:
-        server.run(["node", "--test", "--test-reporter=spec", _beside(program, target)], mode, engine)
-
-
-def _beside(program: Path, target: Path) -> Path:
-    return target / "programs" / program.name if (target / "programs" / program.name).exists() else program
+    server.node(version, HERE / "js" / program, mode, engine)

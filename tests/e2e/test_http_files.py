@@ -274,6 +274,35 @@ class TestOperations:
         assert box.http.delete(f"{remove}&missing_ok=true").status_code == 204
         assert box.http.delete(remove).status_code == 404
 
+    def test_what_is_told_if_asked_for(self, box: Box, place: str) -> None:
+        box.put(f"{place}/d/file", b"12345", mode="0640")
+        assert box.post("/files/symlink", {"path": f"{place}/link", "target": "d/file"}).status_code == 204
+        put = {"path": f"{place}/d/file", "attributes": {"user.app.a": "AP8=", "user.other": "eA=="}}
+        assert box.http.put(f"{box.path}/files/attributes", json=put).status_code == 204
+        told = [{"name": "user.app.a", "value_base64": "AP8="}]
+        assert box.get(f"/files/attributes?path={place}/d/file&prefix=user.app.").json() == {"items": told}
+        more = "owners=true&targets=true&attributes=user.app."
+        link = box.get(f"/files/stat?path={place}/link&follow=false&{more}").json()
+        assert (link["owner"], link["group"]) == ("agent", "agent")
+        assert link["leads_to"] == {"type": "file", "size": 5, "mode": 0o640, "path": f"{place}/d/file"}
+        items = box.get(f"/files/list?path={place}&recursive=true&{more}").json()["items"]
+        assert [(each["name"], each.get("attributes")) for each in items] == [
+            ("d", None), ("d/file", told), ("link", None),
+        ]  # fmt: skip
+        assert items[2]["leads_to"] == link["leads_to"]
+        assert "owner" not in box.get(f"/files/stat?path={place}/link").json()
+        assert box.put(f"{place}/d/file", b"new", in_place="true").status_code == 200
+        put = {"path": f"{place}/d/file", "attributes": {"user.other": None}, "prefix": "user.", "replace": True}
+        assert len(box.get(f"/files/attributes?path={place}/d/file").json()["items"]) == 2, "it is the same file"
+        assert box.http.put(f"{box.path}/files/attributes", json=put).status_code == 204
+        assert box.get(f"/files/attributes?path={place}/d/file").json() == {"items": []}
+        for bad in ({"security.a": "eA=="}, {"user.a": "?"}, {"user.a": 1}, {"user.\ud800": "eA=="}):
+            put = {"path": f"{place}/d/file", "attributes": bad}
+            sent = {"content": json.dumps(put), "headers": {"content-type": "application/json"}}  # with lone surrogates
+            assert box.http.put(f"{box.path}/files/attributes", **sent).status_code == 422
+        assert box.get(f"/files/attributes?path={place}/d/file&prefix=security.").status_code == 422
+        assert box.get(f"/files/attributes?path={place}/none").status_code == 404
+
     @pytest.mark.parametrize(
         ("verb", "body", "status"),
         [

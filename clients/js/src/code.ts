@@ -11,7 +11,7 @@ export type RichResult = CodeResult["results"][number];
 export type CodeContext = Schemas["CodeContext"];
 
 export interface CodeOptions {
-  /** "python" (the default), "node" or "shell". */
+  /** "python" (the default), "node", "typescript", "shell", "r" or "java". */
   language?: string;
   /** Another than the language's own. */
   context?: string;
@@ -20,6 +20,8 @@ export interface CodeOptions {
   max_output?: number | string;
   /** Start a context anew that has ended. */
   restart?: boolean;
+  /** Variables of the environment for this cell alone. */
+  env?: Record<string, string>;
   onStdout?: (text: string) => unknown;
   onStderr?: (text: string) => unknown;
   onResult?: (result: RichResult) => unknown;

@@ -74,6 +74,7 @@ export class VolumeExists extends VolumeError {}
 export class VolumeInUse extends VolumeError {}
 export class StorageError extends SlopletError {}
 export class KernelError extends SlopletError {}
+export class ContextNotFound extends KernelError {}
 export class SandboxError extends SlopletError {}
 export class SandboxNotFound extends SandboxError {}
 export class SandboxExists extends SandboxError {}
@@ -133,14 +134,14 @@ const TREE: Readonly<Record<string, new (message: string, options?: ErrorOptions
   SlopletError, SpecError, InvalidName, InvalidLimit, EngineError, UnknownEngine, EngineUnavailable,
   ControlUnavailable, StartFailed, SaveFailed, ImageError, ImageNotFound, ImageInvalid, ImagePlatform, ImageInUse,
   RegistryError, RegistryDenied, RegistryUnavailable, BuildError, RecipeInvalid, BuildFailed, VolumeError,
-  VolumeNotFound, VolumeExists, VolumeInUse, StorageError, KernelError, SandboxError, SandboxNotFound, SandboxExists,
-  SandboxMismatch, SandboxDead, SandboxClosed, SandboxPaused, PortUnavailable, SnapshotError, SnapshotNotFound,
-  SnapshotExists, SnapshotInUse, SnapshotDamaged, SnapshotIncompatible, CommandError, CommandFailed, CommandTimeout,
-  CommandNotFound, CommandNotExecutable, WorkdirInvalid, UserNotFound, ProcessNotFound, ProcessLimit, FileError,
-  FileMissing, FileExists, FileDenied, FileIsDirectory, FileNotDirectory, DiskFull, WireError, ProtocolError,
-  WireClosed, StateError, StateUnwritable, StateCorrupt, StateBusy, NetworkError, SecretUnavailable, KeeperError,
-  ServerError, KeyRefused, NotAllowed, QuotaExceeded, ServerBusy, RateLimited, RequestInvalid, TenantNotFound,
-  ServerUnreachable, UnsupportedOperation,
+  VolumeNotFound, VolumeExists, VolumeInUse, StorageError, KernelError, ContextNotFound, SandboxError,
+  SandboxNotFound, SandboxExists, SandboxMismatch, SandboxDead, SandboxClosed, SandboxPaused, PortUnavailable,
+  SnapshotError, SnapshotNotFound, SnapshotExists, SnapshotInUse, SnapshotDamaged, SnapshotIncompatible, CommandError,
+  CommandFailed, CommandTimeout, CommandNotFound, CommandNotExecutable, WorkdirInvalid, UserNotFound, ProcessNotFound,
+  ProcessLimit, FileError, FileMissing, FileExists, FileDenied, FileIsDirectory, FileNotDirectory, DiskFull,
+  WireError, ProtocolError, WireClosed, StateError, StateUnwritable, StateCorrupt, StateBusy, NetworkError,
+  SecretUnavailable, KeeperError, ServerError, KeyRefused, NotAllowed, QuotaExceeded, ServerBusy, RateLimited,
+  RequestInvalid, TenantNotFound, ServerUnreachable, UnsupportedOperation,
 };
 // -- made by scripts/openapi: end
 

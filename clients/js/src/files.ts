@@ -32,6 +32,17 @@ export interface WriteOptions extends FileOptions {
   exclusive?: boolean;
   /** Make the folders above it; default: true. */
   parents?: boolean;
+  /** The file itself is emptied and written; a broken upload leaves a part. */
+  in_place?: boolean;
+}
+
+export interface LookOptions extends FileOptions {
+  /** With the names of user and group. */
+  owners?: boolean;
+  /** With what links lead to. */
+  targets?: boolean;
+  /** With the extended attributes that begin so, say `user.`. */
+  attributes?: string;
 }
 
 /** `read` refuses more than this: use `stream`. */
@@ -92,7 +103,7 @@ export class Files {
   }
 
   /** What a folder holds, sorted by name; `recursive`: everything below it. */
-  async list(path = ".", options: FileOptions & { recursive?: boolean; depth?: number } = {}): Promise<FileInfo[]> {
+  async list(path = ".", options: LookOptions & { recursive?: boolean; depth?: number } = {}): Promise<FileInfo[]> {
     const { signal, ...query } = options;
     const found = await call(this.transport, "get", "/v1/sandboxes/{box}/files/list", {
       path: { box: this.box }, query: { path, limit: MAX_LISTED, ...query }, signal,
@@ -104,7 +115,7 @@ export class Files {
   }
 
   /** What a path is. */
-  async stat(path: string, options: FileOptions & { follow?: boolean } = {}): Promise<FileInfo> {
+  async stat(path: string, options: LookOptions & { follow?: boolean } = {}): Promise<FileInfo> {
     const { signal, ...query } = options;
     return call(this.transport, "get", "/v1/sandboxes/{box}/files/stat", {
       path: { box: this.box }, query: { path, ...query }, signal,

@@ -3,7 +3,7 @@
 export { Client, type Filter } from "./client.js";
 export { image, type CodeContext, type CodeOptions, type CodeResult, type RichResult } from "./code.js";
 export * from "./errors.js";
-export type { Content, FileChange, FileInfo, FileOptions, ReadOptions, WriteOptions } from "./files.js";
+export type { Content, FileChange, FileInfo, FileOptions, LookOptions, ReadOptions, WriteOptions } from "./files.js";
 export type { ConnectOptions } from "./http.js";
 export type { Command, ExecOptions, Output, Process, RunOptions, SpawnOptions } from "./process.js";
 export { Result } from "./results.js";

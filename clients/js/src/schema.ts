@@ -822,6 +822,30 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sandboxes/{box}/files/attributes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read
+         * @description The extended attributes of a file or folder whose names begin with `prefix`.
+         */
+        get: operations["read_v1_sandboxes__box__files_attributes_get"];
+        /**
+         * Put
+         * @description Set extended attributes of a file or folder.
+         */
+        put: operations["put_v1_sandboxes__box__files_attributes_put"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sandboxes/{box}/files/chmod": {
         parameters: {
             query?: never;
@@ -1797,6 +1821,52 @@ export interface components {
                 [key: string]: string;
             };
         };
+        /** Attribute */
+        Attribute: {
+            /** Name */
+            name: string;
+            /**
+             * Name Base64
+             * @description The name's bytes, if they are no UTF-8
+             */
+            name_base64?: string | null;
+            /** Value Base64 */
+            value_base64: string;
+        };
+        /** Attributes */
+        Attributes: {
+            /** Items */
+            items: components["schemas"]["Attribute"][];
+        };
+        /** AttributesAsked */
+        AttributesAsked: {
+            /**
+             * Attributes
+             * @description Their values as base64; null removes one
+             * @example {
+             *       "user.origin": "YSBib3g="
+             *     }
+             */
+            attributes: {
+                [key: string]: string | null;
+            };
+            /** Path */
+            path: string | components["schemas"]["RawPath"];
+            /**
+             * Prefix
+             * @description What all of them begin with
+             * @default user.
+             */
+            prefix?: string;
+            /**
+             * Replace
+             * @description All others that begin with `prefix` are removed
+             * @default false
+             */
+            replace?: boolean;
+            /** User */
+            user?: string | null;
+        };
         /**
          * AuditLine
          * @description One thing that was asked for.
@@ -1959,8 +2029,16 @@ export interface components {
              */
             context?: string | null;
             /**
+             * Env
+             * @description For this cell alone; what was there before comes back.
+             * @default {}
+             */
+            env?: {
+                [key: string]: string;
+            };
+            /**
              * Language
-             * @description python (if nothing is said), node or shell
+             * @description python (if nothing is said), node, typescript, shell, r, java
              */
             language?: string | null;
             /**
@@ -2106,7 +2184,10 @@ export interface components {
              * @default python
              * @example python
              * @example node
+             * @example typescript
              * @example shell
+             * @example r
+             * @example java
              */
             language?: string;
             /**
@@ -2296,8 +2377,17 @@ export interface components {
          * @description A file, a folder or a link.
          */
         FileInfo: {
+            /**
+             * Attributes
+             * @description With `attributes`
+             */
+            attributes?: components["schemas"]["Attribute"][] | null;
             /** Gid */
             gid: number;
+            /** Group */
+            group?: string | null;
+            /** @description Of a link, with `targets`; none: it leads nowhere */
+            leads_to?: components["schemas"]["LinkTarget"] | null;
             /**
              * Mode
              * @description Permission bits, as a number
@@ -2318,6 +2408,11 @@ export interface components {
              * @description The name's bytes, if they are no UTF-8
              */
             name_base64?: string | null;
+            /**
+             * Owner
+             * @description With `owners`: the user's name, or the number as text
+             */
+            owner?: string | null;
             /** Size */
             size: number;
             /**
@@ -2652,6 +2747,28 @@ export interface components {
             open_files: number;
             /** Pids */
             pids: number;
+        };
+        /**
+         * LinkTarget
+         * @description What a link leads to, over all links on the way.
+         */
+        LinkTarget: {
+            /** Mode */
+            mode: number;
+            /**
+             * Path
+             * @description Absolute, without links
+             */
+            path?: string | null;
+            /** Path Base64 */
+            path_base64?: string | null;
+            /** Size */
+            size: number;
+            /**
+             * Type
+             * @description file, dir or other
+             */
+            type: string;
         };
         /** Listing */
         Listing: {
@@ -9490,6 +9607,8 @@ export interface operations {
                 append?: boolean;
                 /** @description It must not be there */
                 exclusive?: boolean;
+                /** @description The file itself is emptied and written. What has come before a body breaks off stays. */
+                in_place?: boolean;
                 /** @description Octal digits */
                 mode?: string | null;
                 /** @description Make the folders above it */
@@ -10181,6 +10300,275 @@ export interface operations {
             };
         };
     };
+    read_v1_sandboxes__box__files_attributes_get: {
+        parameters: {
+            query: {
+                /** @description Absolute, or relative to the sandbox's working directory. Bytes that are no UTF-8 may be percent-encoded. */
+                path: string;
+                /** @description What their names begin with */
+                prefix?: string;
+                /** @description A name or uid[:gid]; the sandbox's own user if not given */
+                user?: string | null;
+            };
+            header?: never;
+            path: {
+                box: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Attributes"];
+                };
+            };
+            /** @description The request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description No key, or one that is unknown, expired or revoked. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description This key may not do that, or the operator does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, in the key's tenant. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state for that, or a name is taken. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is larger than it may be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is of another kind than is understood here. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description What was asked for cannot be; nothing was made. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A quota or a rate is used up. `Retry-After` says when to ask again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A registry or another service that was needed did not answer well. */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too busy, or the tenant's keeper cannot be reached. `Retry-After` says when to ask again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A disk is full. */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    put_v1_sandboxes__box__files_attributes_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                box: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AttributesAsked"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description No key, or one that is unknown, expired or revoked. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description This key may not do that, or the operator does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description There is no such thing, in the key's tenant. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description It is not in a state for that, or a name is taken. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is larger than it may be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is of another kind than is understood here. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description What was asked for cannot be; nothing was made. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A quota or a rate is used up. `Retry-After` says when to ask again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A registry or another service that was needed did not answer well. */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too busy, or the tenant's keeper cannot be reached. `Retry-After` says when to ask again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A disk is full. */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     chmod_v1_sandboxes__box__files_chmod_post: {
         parameters: {
             query?: never;
@@ -10448,13 +10836,19 @@ export interface operations {
     listed_v1_sandboxes__box__files_list_get: {
         parameters: {
             query?: {
+                /** @description With the extended attributes that begin so, up to 16 KiB */
+                attributes?: string | null;
                 /** @description Levels, with `recursive` */
                 depth?: number | null;
                 limit?: number;
+                /** @description With the names of user and group */
+                owners?: boolean;
                 /** @description As elsewhere */
                 path?: string;
                 /** @description Everything below it */
                 recursive?: boolean;
+                /** @description With what links lead to */
+                targets?: boolean;
                 /** @description A name or uid[:gid]; the sandbox's own user if not given */
                 user?: string | null;
             };
@@ -10852,10 +11246,16 @@ export interface operations {
     stat_v1_sandboxes__box__files_stat_get: {
         parameters: {
             query: {
+                /** @description With the extended attributes that begin so, up to 16 KiB */
+                attributes?: string | null;
                 /** @description A link is what it leads to */
                 follow?: boolean;
+                /** @description With the names of user and group */
+                owners?: boolean;
                 /** @description Absolute, or relative to the sandbox's working directory. Bytes that are no UTF-8 may be percent-encoded. */
                 path: string;
+                /** @description With what links lead to */
+                targets?: boolean;
                 /** @description A name or uid[:gid]; the sandbox's own user if not given */
                 user?: string | null;
             };

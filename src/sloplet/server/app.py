@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 #: Modules of ``routes`` with a ``router``, in the order of the OpenAPI document. Those that serve WebSockets too. What
 #: is asked most often comes first: the router tries one after the other.
 ROUTES: tuple[str, ...] = (
-    "sandboxes", "exec", "files", "wire", "processes", "code", "system", "admin", "archives", "builds", "events",
-    "history", "images", "network", "ports", "secrets", "ssh_keys", "volumes", "watch",
+    "sandboxes", "exec", "files", "wire", "processes", "code", "system", "admin", "archives", "attributes", "builds",
+    "events", "history", "images", "network", "ports", "secrets", "ssh_keys", "volumes", "watch",
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """A request's body into a file of a sandbox, as it comes.
 
 Only a body that has come whole is ended (END on the wire): the agent then puts the new file in the old one's place. A
-client that goes away, a body that breaks off and an error all give the stream up (RESET), and the old file stays.
+client that goes away, a body that breaks off and an error all give the stream up (RESET), and the old file stays (one
+that is written in place keeps what has come).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def write_request(
     append: bool = False,
     exclusive: bool = False,
     parents: bool = True,
+    in_place: bool = False,
 ) -> Fields:
     fields = wire_request(Op.WRITE, (Tag.PATH, path))
     if user is not None:
@@ -57,6 +59,7 @@ def write_request(
     flags = WriteFlag.APPEND if append else WriteFlag(0)
     flags |= WriteFlag.EXCLUSIVE if exclusive else 0
     flags |= WriteFlag.PARENTS if parents else 0
+    flags |= WriteFlag.IN_PLACE if in_place else 0
     fields.add(Tag.FLAGS, int(flags))
     return fields if mode is None else fields.add(Tag.MODE, mode)
 

@@ -170,8 +170,9 @@ class CodeOutput(BaseModel):
 
 async def run_code(call: Call, arguments: CodeArguments) -> Answer:
     """Run code in a kernel that keeps its variables between calls, as a notebook does: Python by default, also Node
-    and shell. The value of the last expression is the result; figures of matplotlib, images and tables that are
-    displayed come back with it. An error is answered with its traceback, and variables stay."""
+    and shell; TypeScript, R and Java where the image has them. The value of the last expression is the result;
+    figures of matplotlib, images and tables that are displayed come back with it. An error is answered with its
+    traceback, and variables stay."""
     held = await call.box(arguments.sandbox)
     limit = call.policy.seconds(arguments.timeout)
     if arguments.context is not None and not arguments.restart:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
+STANDARD = ("base", "code-interpreter-v1")  #: E2B's own templates
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
 
@@ -72,10 +73,14 @@ class Facade:
             self._preparing = asyncio.ensure_future(self._prepare())
 
     async def _prepare(self) -> None:
-        try:
-            await self.templates.prepare(STANDARD)
-        except SlopletError as error:
-            log.error(f"the images of E2B's own templates were not made: {error}")
+        for name in STANDARD:
+            log.info(f"making the image of E2B's template {name}, where it is not made")
+            try:
+                await self.templates.prepare([name])
+            except SlopletError as error:
+                log.error(f"the image of E2B's template {name} was not made: {error}")
+            else:
+                log.info(f"E2B's template {name} is ready")
 
     async def aclose(self) -> None:
         if self._preparing is not None:

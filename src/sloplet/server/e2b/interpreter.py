@@ -23,7 +23,7 @@ from ...sandbox import AsyncSandbox
 HOME = "/home/user"
 _DEFAULTS = ("python", "node")  # that are there from the beginning
 _CALLED = {"node": "javascript", "shell": "bash"}  # what E2B calls our languages
-_ASKED = "SLOPLET_ASKED_CWD"  # in the settings of a context: the folder that was asked for and is none
+_ASKED = "E2B_ASKED_CWD"  # in the settings of a context: the folder that was asked for and is none
 _QUIET = 5.0  # seconds after which a line says that there is nothing to say
 _JOINED = 0.05  # seconds in which the rest of a line may follow
 _QUEUE = 64

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import time
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +16,7 @@ from . import documents
 from .answers import Answer, refused
 from .api import Asked, Route, optional, text
 from .making import spec_of
+from .pages import page_size, read_token, write_token
 from .records import Record
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ DEFAULT_TIMEOUT = 300.0
 _OLD_TIMEOUT, _FORK_TIMEOUT = 15.0, 15.0  # of who asks the first version and does not say; of copies
 _MAX_TIMEOUT = 10 * 365 * 86400
 _MAX_COPIES = 20
-_PAGE = 100
 
 
 _Found = list[tuple[SandboxInfo, Record]]  # spelled here: inside Sandboxes, `list` is a method
@@ -274,24 +272,3 @@ def _time(text: str) -> float:
         return round(datetime.fromisoformat(text.replace(" ", "+")).timestamp(), 6)
     except ValueError:
         raise refused(400, "startedAfter is no time") from None
-
-
-def page_size(query: dict[str, str]) -> int:
-    given = query.get("limit", "")
-    if not given:
-        return _PAGE
-    if not given.isascii() or not given.isdecimal() or not 1 <= int(given[:9]) <= _PAGE:
-        raise refused(400, f"limit is 1 to {_PAGE}")
-    return int(given)
-
-
-def write_token(moment: float, name: str) -> str:
-    return base64.urlsafe_b64encode(f"{moment!r} {name}".encode()).decode().rstrip("=")
-
-
-def read_token(token: str) -> tuple[float, str]:
-    try:
-        moment, _, name = base64.urlsafe_b64decode(token[:512] + "=" * (-len(token) % 4)).decode().partition(" ")
-        return float(moment), name
-    except (binascii.Error, ValueError):
-        raise refused(400, "nextToken is not one of ours") from None

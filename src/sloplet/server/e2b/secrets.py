@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .answers import Answer, refused
 from .api import Asked, Route, mapping
 from .documents import time_of
-from .sandboxes import page_size, read_token, write_token
+from .pages import page_size, read_token, write_token
 from .secretstore import Secret, SecretStore
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from pydantic import Field
 from ... import results
 from ...controller import Controller
 from ...errors import FileError
-from ...files import file_info, records
-from ...wire.mux import request as wire_request
-from ...wire.schema import ListFlag, Op, Tag
+from ...files import file_info, list_request, records
+from ...wire.fields import Fields
 from .. import tarin, tarout
 from ..caller import CallerOf, ServerOf
 from ..documents import PROBLEMS, Document, Problem
@@ -26,6 +25,8 @@ from ..rawnames import FolderOf, PathOf, PathText, UserOf, named, path_of
 from ..reading import answer, look
 from ..sse import to_json
 from ..writing import existed, pieces, write, write_request
+from .attributes import Attribute
+from .attributes import told as attributes_told
 
 router = APIRouter(prefix="/v1/sandboxes/{box}/files", tags=["files"], responses=PROBLEMS)
 
@@ -39,6 +40,12 @@ Mode = (
     | Annotated[str, Field(pattern="^[0-7]{1,4}$", description="Octal digits", examples=["0644"])]
 )
 OctalOf = Annotated[str | None, Query(pattern="^[0-7]{1,4}$", description="Octal digits", examples=["0644"])]
+OwnersOf = Annotated[bool, Query(description="With the names of user and group")]
+TargetsOf = Annotated[bool, Query(description="With what links lead to")]
+AttributesOf = Annotated[
+    str | None,
+    Query(pattern=r"^user\.", max_length=255, description="With the extended attributes that begin so, up to 16 KiB"),
+]
 _BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 _GET: dict[int | str, dict[str, Any]] = {
     200: {"content": {BINARY: _BYTES}, "description": "The file"},
@@ -46,6 +53,16 @@ _GET: dict[int | str, dict[str, Any]] = {
     304: {"description": "It is the one that the client has"},
     416: {"model": Problem, "description": "It has no such part"},
 }
+
+
+class LinkTarget(Document):
+    """What a link leads to, over all links on the way."""
+
+    type: str = Field(description="file, dir or other")
+    size: int
+    mode: int
+    path: str | None = Field(default=None, description="Absolute, without links")
+    path_base64: str | None = None
 
 
 class FileInfo(Document):
@@ -61,6 +78,10 @@ class FileInfo(Document):
     modified: float = Field(description="Seconds since the epoch")
     target: str | None = Field(default=None, description="What a link says")
     target_base64: str | None = None
+    owner: str | None = Field(default=None, description="With `owners`: the user's name, or the number as text")
+    group: str | None = None
+    leads_to: LinkTarget | None = Field(default=None, description="Of a link, with `targets`; none: it leads nowhere")
+    attributes: list[Attribute] | None = Field(default=None, description="With `attributes`")
 
 
 class Listing(Document):
@@ -112,7 +133,19 @@ class SymlinkAsked(Body):
 
 def told(info: results.FileInfo) -> dict[str, Any]:
     """A ``FileInfo``."""
-    return {**info.to_dict(), **named("name", info.name), **named("target", info.target)}
+    found = {**info.to_dict(), **named("name", info.name), **named("target", info.target)}
+    if info.owner is not None:
+        found |= {"owner": _shown(info.owner), "group": _shown(info.group or "")}
+    if info.leads_to is not None:
+        to = info.leads_to
+        found["leads_to"] = {"type": to.type, "size": to.size, "mode": to.mode, **named("path", to.path)}
+    if info.attributes:
+        found["attributes"] = attributes_told(info.attributes)
+    return found
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def mode_of(given: int | str | None) -> int | None:
@@ -156,6 +189,9 @@ async def put(
     append: Annotated[
         bool, Query(description="At its end. What has come before a body breaks off stays then.")
     ] = False,
+    in_place: Annotated[
+        bool, Query(description="The file itself is emptied and written. What has come before a body breaks off stays.")
+    ] = False,
 ) -> Response:
     """Write a file: the body, as it comes.
 
@@ -163,9 +199,8 @@ async def put(
     leaves the old one whole.
     """
     sandbox = await caller.tenant.box(box)
-    fields = write_request(
-        path, user, None if mode is None else int(mode, 8), append=append, exclusive=exclusive, parents=parents
-    )
+    octal = None if mode is None else int(mode, 8)
+    fields = write_request(path, user, octal, append=append, exclusive=exclusive, parents=parents, in_place=in_place)
     before = asyncio.ensure_future(
         existed(sandbox.files, path, user)
     )  # asked first: the two do not wait for each other
@@ -203,10 +238,14 @@ async def stat(
     caller: CallerOf,
     user: UserOf = None,
     follow: Annotated[bool, Query(description="A link is what it leads to")] = True,
+    owners: OwnersOf = False,
+    targets: TargetsOf = False,
+    attributes: AttributesOf = None,
 ) -> Response:
     """What a path is."""
-    sandbox = await caller.tenant.box(box)
-    return _json(told(await sandbox.files.stat(path, follow=follow, user=user)))
+    files = (await caller.tenant.box(box)).files
+    info = await files.stat(path, follow=follow, owners=owners, targets=targets, attributes=attributes, user=user)
+    return _json(told(info))
 
 
 @router.get("/list", response_model=Listing)
@@ -220,13 +259,19 @@ async def listed(
     recursive: Annotated[bool, Query(description="Everything below it")] = False,
     depth: Annotated[int | None, Query(ge=1, le=4096, description="Levels, with `recursive`")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _LISTED,
+    owners: OwnersOf = False,
+    targets: TargetsOf = False,
+    attributes: AttributesOf = None,
 ) -> Response:
     """What a folder holds, sorted by name. Of more than `limit` any are told."""
     sandbox = await caller.tenant.box(box)
     server.outputs.hold(request.scope, caller.tenant.name, min(limit * _ENTRY, _MAX_LISTING))
     found: list[tuple[str, bytes]] = []  # written down at once: many names are much smaller so
     size, more = 0, False
-    async with aclosing(_records(caller.tenant.controller, sandbox.id, path, user, recursive, depth)) as entries:
+    fields = list_request(
+        path, recursive=recursive, depth=depth, owners=owners, targets=targets, attributes=attributes, user=user
+    )
+    async with aclosing(_records(caller.tenant.controller, sandbox.id, fields)) as entries:
         async for info in entries:
             if len(found) == limit or size > _MAX_LISTING:
                 more = True
@@ -238,14 +283,7 @@ async def listed(
     return Response(text, media_type="application/json")
 
 
-async def _records(
-    controller: Controller, sandbox: str, path: str, user: str | None, recursive: bool, depth: int | None
-) -> AsyncGenerator[results.FileInfo, None]:
-    fields = wire_request(Op.LIST, (Tag.PATH, path), (Tag.FLAGS, int(ListFlag.RECURSIVE) if recursive else 0))
-    if depth is not None:
-        fields.add(Tag.DEPTH, depth)
-    if user is not None:
-        fields.add(Tag.USER, user)
+async def _records(controller: Controller, sandbox: str, fields: Fields) -> AsyncGenerator[results.FileInfo, None]:
     async for record in records(await controller.open(sandbox, fields)):
         yield file_info(record)
 

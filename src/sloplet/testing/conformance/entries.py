@@ -206,7 +206,8 @@ class TestAttributes:
             box.files.set_attributes("/dev/null", {"user.a": "1"})
         bad: list[dict[Any, Any]] = [
             {"security.a": "1"}, {"user.": "1"}, {"user." + "n" * 251: "1"}, {"user.a": 7}, {7: "1"},
-            {"user.a": b"x" * 61441}, {"user.a\0b": "1"}, {"trusted.overlay.opaque": "y"},
+            {"user.a": b"x" * 61441}, {"user.a\0b": "1"}, {"user.\ud800": "1"}, {"user.a": "\ud800"},
+            {"trusted.overlay.opaque": "y"},
         ]  # fmt: skip
         for attributes in bad:
             with pytest.raises(SpecError):
