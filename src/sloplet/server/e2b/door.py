@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
-STANDARD = ("base", "code-interpreter-v1")  #: E2B's own templates
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
 
