@@ -83,6 +83,7 @@ enum {
     STEP_ADDRESSES = 84, /* every address is lo's, for gVisor to copy; after LOOPBACK */
     STEP_VOLUME = 85,    /* u64 slot, u64 VOLUME_* bits, u64 attributes, u64 number of a given descriptor, text for people, text uid map, text gid map */
     STEP_PLACE = 86,     /* u64 slot, text path: as MOUNT, of a volume, which is no part of the sandbox's own files */
+    STEP_COVER = 87,     /* text path, text content: a read-only file with this content over it, if it is there */
 };
 
 /* a rootfs that belongs to somebody else may not let us write there */
@@ -188,6 +189,8 @@ int make_folder(int root, const char *path, unsigned mode);
 void place_mount(int mount, int root, const char *path, const char *step);
 void make_overlay(struct launch *launch, struct reader args);
 void mask_path(struct launch *launch, const char *path);
+/* A read-only file with this content over what is there, if something is. */
+void cover_path(struct launch *launch, const char *path, struct text content);
 void readonly_path(struct launch *launch, const char *path);
 void wrap_root(struct launch *launch, uint64_t attributes, const char *path);
 void pivot(struct launch *launch);

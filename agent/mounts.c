@@ -241,6 +241,23 @@ void mask_path(struct launch *launch, const char *path) {
     close(target);
 }
 
+void cover_path(struct launch *launch, const char *path, struct text content) {
+    static int count;
+    char name[32];
+    int target = resolve(launch->root, path, O_PATH, 0, RESOLVE_NO_SYMLINKS_);
+    if (target < 0 && errno == ENOENT) return;
+    if (target < 0) fail("cover", path, errno, "");
+    snprintf(name, sizeof name, "cover.%d", count++);
+    int file = openat(launch->scratch, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    if (file < 0 || write(file, content.bytes, content.size) != (ssize_t)content.size) fail("cover", path, errno, "");
+    close(file);
+    int mount = bare_clone(launch->scratch, name, MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_NOEXEC_);
+    if (mount < 0 || syscall(NR_move_mount, mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_) < 0)
+        fail("cover", path, errno, "");
+    close(mount);
+    close(target);
+}
+
 void readonly_path(struct launch *launch, const char *path) {
     int target = resolve(launch->root, path, O_PATH, 0, RESOLVE_NO_SYMLINKS_);
     if (target < 0 && errno == ENOENT) return;

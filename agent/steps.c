@@ -115,6 +115,11 @@ static void run(struct launch *launch, struct step *step) {
         break;
     }
     case STEP_MASK: mask_path(launch, arg_text(args).bytes); break;
+    case STEP_COVER: {
+        const char *path = arg_text(args).bytes;
+        cover_path(launch, path, arg_text(args));
+        break;
+    }
     case STEP_READONLY: readonly_path(launch, arg_text(args).bytes); break;
     case STEP_WRAP: {
         uint64_t attributes = arg_u64(args);

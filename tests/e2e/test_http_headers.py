@@ -82,7 +82,13 @@ def _over_http(box: Box, place: str) -> None:
     assert any("has no value now" in reason for reason in refused["denied"])
     assert box.http.put(f"{box.path}/secrets", json={"values": {key: "third"}}).status_code == 204
     assert "third" in box.run(fetch(place))["stdout"]
-    for headers in ({place: {"Host": "x"}}, {place: {"X": f"{VALUE}\r\n"}}, {"10.0.0.1": {"X": VALUE}}):
+    for headers in (
+        {place: {"Host": "x"}},
+        {place: {"X": f"{VALUE}\r\n"}},
+        {"10.0.0.1": {"X": VALUE}},
+        {place: {"X": VALUE * 999}},
+        {place: {"X": [VALUE]}},
+    ):
         wrong = box.http.put(path, json={**found, "headers": headers})
         assert wrong.status_code in (400, 422), wrong.text
         assert VALUE not in wrong.text

@@ -57,6 +57,7 @@ class JailRequest:
     egress: bool = False  #: what leaves is brought to the agent
     volumes: tuple[Mount, ...] = ()
     held: tuple[int, ...] = ()  #: descriptors that stay open as long as it runs
+    boot: str = ""  #: what it says of this start of it: boot_id; "": the host's own
     user: tuple[int, int] = (0, 0)  #: whose ids inside a volume's owner has; root: nobody is anybody else
 
 
@@ -321,7 +322,9 @@ def last_steps(request: JailRequest) -> tuple[Step, ...]:
     """The sandbox's own name, its volumes, its way out, and the pivot."""
     allowed = FILE_IF_ALLOWED if request.image.kind == "rootfs" else 0
     files = host.naming_files(hostname(request.spec, request.id))
+    boot = (step(Do.COVER, "proc/sys/kernel/random/boot_id", f"{request.boot}\n".encode()),) if request.boot else ()
     return (
+        *boot,
         *(step(Do.FILE, file.mode | allowed, inside(file.path), file.content) for file in files),
         *mounting.place_steps(request.volumes),
         *((step(Do.EGRESS),) if request.egress else ()),

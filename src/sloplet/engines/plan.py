@@ -59,6 +59,7 @@ class Do(IntEnum):
     ADDRESSES = 84
     VOLUME = 85
     PLACE = 86
+    COVER = 87
 
 
 class PlanFlag(IntFlag):

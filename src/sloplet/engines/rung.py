@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -156,6 +157,7 @@ class JailRung(Rung):
                 egress=wants_egress(request.spec),
                 volumes=request.volumes,
                 held=request.held,
+                boot=str(uuid.uuid4()),
                 user=insiders.ids_of(request.spec.run_user, request.image) if request.volumes else (0, 0),
             )
         except BaseException:

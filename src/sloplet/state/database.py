@@ -190,8 +190,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             document TEXT NOT NULL,
             made_at REAL NOT NULL
         ) WITHOUT ROWID""",
-    ),
-    (
         # Secrets of a tenant's E2B programs, encrypted (server/e2b/secrets.py).
         """CREATE TABLE e2b_secrets (
             id TEXT PRIMARY KEY,
@@ -204,8 +202,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             updated_at REAL NOT NULL
         ) WITHOUT ROWID""",
         "CREATE UNIQUE INDEX e2b_secret_names ON e2b_secrets (tenant, name)",
-    ),
-    (
         # E2B's templates, their builds and tags (server/e2b/templates/store.py).
         """CREATE TABLE e2b_templates (
             id TEXT PRIMARY KEY,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..answers import Answer, refused
 from ..api import Asked, Route, optional, text, texts
 from ..documents import ENVD, time_of
-from ..sandboxes import page_size, read_token, write_token
+from ..pages import page_size, read_token, write_token
 from .asked import NewBuild, build_asked, new_build
 from .logs import PAGE
 from .names import DEFAULT_TAG, bare_tags, new_template_id, parse

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import SandboxDead, SandboxNotFound
 from ..answers import Answer, refused
 from ..api import Asked, Route, optional
-from ..sandboxes import page_size, read_token, write_token
+from ..pages import page_size, read_token, write_token
 from .building import snapshot_name
 from .names import DEFAULT_TAG, Reference, new_template_id, parse
 from .standard import STANDARD
