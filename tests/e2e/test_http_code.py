@@ -183,6 +183,6 @@ class TestContexts:
 
     def test_no_such_context(self, box: Box) -> None:
         assert box.post("/contexts/nobody/interrupt").json()["error"] == "ContextNotFound"
-        assert box.post("/contexts/nobody/restart").status_code == 409
+        assert box.post("/contexts/nobody/restart").status_code == 404
         assert box.post("/contexts/..%2f/restart").status_code in (404, 422)
         assert box.post("/contexts", {"language": "cobol"}).status_code == 422
