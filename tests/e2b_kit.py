@@ -36,7 +36,10 @@ def clients() -> Path:
 
 
 def has_gvisor() -> bool:
-    return bool(registry.load("gvisor").probe().available)
+    with pytest.MonkeyPatch.context() as patch:
+        if runsc := os.environ.get("SLOPLET_TEST_RUNSC"):
+            patch.setenv("SLOPLET_RUNSC", runsc)
+        return bool(registry.load("gvisor").probe().available)
 
 
 @dataclass
@@ -103,5 +106,7 @@ def e2b_server(home: Path, arguments: Sequence[str] = ()) -> Iterator[E2BServer]
         yield E2BServer(served, keys)
     finally:
         served.stop()
+        if served.process.stdout is not None:
+            served.process.stdout.close()
         end_keepers(home)
         shutil.rmtree(home, ignore_errors=True)
