@@ -88,7 +88,7 @@ class TestCells:
         ("asked", "status", "error"),
         [
             ({"code": "1", "language": "cobol"}, 422, "SpecError"), ({}, 422, "RequestInvalid"),
-            ({"code": "1", "context": "no-such"}, 409, "KernelError"),
+            ({"code": "1", "context": "no-such"}, 404, "ContextNotFound"),
             ({"code": "1", "context": "../x"}, 422, "RequestInvalid"),
             ({"code": "a\0b", "language": "shell"}, 422, "SpecError"), ({"code": 1}, 422, "RequestInvalid"),
             ({"code": "1", "max_output": 0}, 422, "RequestInvalid"), ({"code": "1", "x": 1}, 422, "RequestInvalid"),
@@ -182,7 +182,7 @@ class TestContexts:
         assert (name, done["error"]["name"]) == ("done", "KeyboardInterrupt")
 
     def test_no_such_context(self, box: Box) -> None:
-        assert box.post("/contexts/nobody/interrupt").json()["error"] == "KernelError"
-        assert box.post("/contexts/nobody/restart").status_code == 409
+        assert box.post("/contexts/nobody/interrupt").json()["error"] == "ContextNotFound"
+        assert box.post("/contexts/nobody/restart").status_code == 404
         assert box.post("/contexts/..%2f/restart").status_code in (404, 422)
         assert box.post("/contexts", {"language": "cobol"}).status_code == 422

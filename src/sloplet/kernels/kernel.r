@@ -92,6 +92,18 @@ local({
   }
   interrupted <- function(...) fail("KeyboardInterrupt", "the cell was interrupted", "KeyboardInterrupt")
 
+  # A fork's random numbers must not be its sister's.
+  generation <- function() {
+    nothing <- function(...) ""
+    tryCatch(readLines(Sys.getenv("SLOPLET_GENERATION_FILE"), 1L, warn = FALSE), error = nothing, warning = nothing)
+  }
+  seen <- generation()
+  look_at_generation <- function() {
+    now <- generation()
+    if (!identical(now, seen)) set.seed(readBin("/dev/urandom", "integer", 1L))
+    seen <<- now
+  }
+
   serve <- function(words) {
     cell <<- words[2L]
     count <<- count + 1L
@@ -100,6 +112,7 @@ local({
     say("begin", stderr())
     before <- character()
     tryCatch({
+      look_at_generation()
       if (words[3L] == "file") {
         path <- text(words[4L])
         words <- c(words[1:2], "code", strsplit(readLines(path, warn = FALSE), " ", fixed = TRUE)[[1L]])

@@ -1,4 +1,4 @@
-"""sloplet/e2b-code: sloplet/code as E2B's code interpreter knows it."""
+"""sloplet/e2b-code: sloplet/code-all as E2B's code interpreter knows it, which speaks R and Java, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..build.image import Image
 from . import e2b_base
 from .code import WARM as WARM
 
-NEEDS = "sloplet/code"
+NEEDS = "sloplet/code-all"
 
 
 def image() -> Image:

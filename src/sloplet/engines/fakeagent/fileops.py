@@ -73,8 +73,9 @@ class FileOps:
     async def write(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         flags = request.integer(Tag.FLAGS, 0)
         mode = request.integer(Tag.MODE) if Tag.MODE in request else None
+        owner = self._owner(request, cred, path)
         if flags & WriteFlag.PARENTS and "/" in path.strip("/"):
-            self.vfs.mkdir(path.rstrip("/").rpartition("/")[0], self.workdir, cred, parents=True)
+            self.vfs.mkdir(path.rstrip("/").rpartition("/")[0], self.workdir, cred, parents=True, owner=owner)
         folder, _, node = self.vfs.locate(path, self.workdir, cred, follow=True)
         if path.endswith("/") or (node is not None and node.is_dir):
             raise fail(errno.EISDIR, path)
@@ -85,7 +86,8 @@ class FileOps:
         if node is None and not folder.allows(cred, WRITE | EXECUTE):
             raise fail(errno.EACCES, path)
         if flags & WriteFlag.IN_PLACE and not (node is not None and node.device):
-            return await self._in_place(stream, path, cred, mode, append=bool(flags & WriteFlag.APPEND))
+            append = bool(flags & WriteFlag.APPEND)
+            return await self._in_place(stream, path, cred, mode, append=append, owner=owner or cred)
         if flags & WriteFlag.APPEND:
             return await self._append(stream, path, cred, mode)
         if node is not None and node.device:
@@ -108,7 +110,18 @@ class FileOps:
         if flags & WriteFlag.EXCLUSIVE and self.vfs.locate(path, self.workdir, cred)[2] is not None:
             raise fail(errno.EEXIST, path)
         self.vfs.publish(path, self.workdir, cred, bytes(held), mode)
+        if owner is not None:
+            self.vfs.chown(path, self.workdir, cred, owner.uid, owner.gid)
         return Fields((Tag.BYTES, len(held)))
+
+    def _owner(self, request: Fields, cred: Cred, path: str) -> Cred | None:
+        """Whom what is made is given to; None: nobody was named."""
+        if Tag.OWNER not in request:
+            return None
+        owner = self.kernel.user(request.text(Tag.OWNER))
+        if cred.uid not in (0, owner.uid):
+            raise fail(errno.EPERM, path)
+        return Cred(owner.uid, owner.gid)
 
     async def _append(self, stream: AgentStream, path: str, cred: Cred, mode: int | None) -> Fields:
         node = self.vfs.create(path, self.workdir, cred, 0o644 if mode is None else mode)
@@ -122,13 +135,15 @@ class FileOps:
         self.vfs.emit(WatchMask.MODIFIED, folder, name)
         return Fields((Tag.BYTES, count))
 
-    async def _in_place(self, stream: AgentStream, path: str, cred: Cred, mode: int | None, *, append: bool) -> Fields:
+    async def _in_place(
+        self, stream: AgentStream, path: str, cred: Cred, mode: int | None, *, append: bool, owner: Cred
+    ) -> Fields:
         node = self.vfs.create(path, self.workdir, cred, 0o644 if mode is None else mode)
         folder, name, _ = self.vfs.locate(path, self.workdir, cred, follow=True)
         if not append:
             self.vfs.truncate(node)
         if cred.uid in (0, node.uid):
-            node.uid, node.gid = cred.uid, cred.gid
+            node.uid, node.gid = owner.uid, owner.gid
             self.vfs.emit(WatchMask.ATTRIBUTES, folder, name)
         if mode is not None and node.mode != mode:
             self.vfs.chmod(path, self.workdir, cred, mode)
@@ -179,7 +194,8 @@ class FileOps:
 
     async def mkdir(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         parents = bool(request.integer(Tag.FLAGS, 0) & MkdirFlag.PARENTS)
-        self.vfs.mkdir(path, self.workdir, cred, request.integer(Tag.MODE, 0o755), parents=parents)
+        owner = self._owner(request, cred, path)
+        self.vfs.mkdir(path, self.workdir, cred, request.integer(Tag.MODE, 0o755), parents=parents, owner=owner)
         return Fields()
 
     async def remove(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:

@@ -255,7 +255,9 @@ class Vfs:
         self.used -= len(node.data)
         node.data = bytearray()
 
-    def mkdir(self, path: str, cwd: str, cred: Cred, mode: int = 0o755, *, parents: bool = False) -> Node:
+    def mkdir(
+        self, path: str, cwd: str, cred: Cred, mode: int = 0o755, *, parents: bool = False, owner: Cred | None = None
+    ) -> Node:
         folder, name, node = None, "", None
         try:
             folder, name, node = self.locate(path.rstrip("/") or "/", cwd, cred, follow=parents)
@@ -265,14 +267,15 @@ class Vfs:
             above = path.rstrip("/").rpartition("/")[0]
             if not above:
                 raise
-            self.mkdir(above, cwd, cred, parents=True)
+            self.mkdir(above, cwd, cred, parents=True, owner=owner)
             folder, name, node = self.locate(path.rstrip("/"), cwd, cred)
         if node is not None:
             if parents and node.is_dir:
                 return node
             raise fail(errno.EEXIST, path)
         self._room_in(folder, cred, path)
-        return self._add(folder, name, Node(FileType.DIR, mode & 0o7777, cred.uid, cred.gid))
+        whose = owner or cred
+        return self._add(folder, name, Node(FileType.DIR, mode & 0o7777, whose.uid, whose.gid))
 
     def remove(self, path: str, cwd: str, cred: Cred, *, recursive: bool = False) -> int:
         folder, name, node = self.locate(path, cwd, cred)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...controller import SandboxInfo
-from ...errors import SpecError
+from ...errors import SandboxNotFound, SpecError
 from ...labels import KEY_RE, MOST, MOST_VALUE
 from ...spec import Limits, SandboxSpec
 from ..caller import Caller
 from .answers import refused
-from .api import mapping, optional
+from .api import Asked, mapping, optional, text
 from .networks import Wanted
 from .records import Record
 
@@ -117,3 +118,54 @@ def labels_of(metadata: dict[str, str]) -> dict[str, str]:
         if KEY_RE.match(key) and len(value) <= MOST_VALUE and value.isprintable()
     }  # fmt: skip
     return dict(list(fitting.items())[:MOST])
+
+
+class Making:
+    """One request to make a sandbox. ``seconds``: its time to live."""
+
+    def __init__(self, facade: Facade, asked: Asked, seconds: float, secure: bool) -> None:
+        self._facade, self._caller, self._body = facade, asked.caller, asked.body
+        self._seconds, self._secure = seconds, secure
+
+    async def _plan(self) -> tuple[Plan, Made]:
+        plan = await self._facade.templates.plan(self._caller, text(self._body, "templateID", most=256))
+        made = await spec_of(self._facade, self._caller, plan, self._body, self._seconds)
+        if not self._secure and not made.record.public:
+            raise refused(
+                400, "You cannot create a sandbox without public access unless you enable secure envd access via "
+                "'secure' flag.",
+            )  # fmt: skip
+        return plan, made
+
+    async def make(self) -> Record:
+        plan, made = await self._plan()
+        info = await self._caller.tenant.controller.create(made.spec)
+        return await self._finish(plan, made, info)
+
+    async def find(self, sandbox: str) -> Record | None:
+        """What such a request has made, before somebody ended the server in the middle of it."""
+        controller = self._caller.tenant.controller
+        try:
+            info = await controller.find(sandbox)
+        except SandboxNotFound:
+            return None
+        if info.state in ("dead", "ended"):
+            await controller.kill(info.id)
+            return None
+        return self._facade.records.find(info.id) or await self._finish(*await self._plan(), info)
+
+    async def _finish(self, plan: Plan, made: Made, info: SandboxInfo) -> Record:
+        facade, caller = self._facade, self._caller
+        record = replace(
+            made.record, sandbox=info.id, tenant=caller.tenant.name, key=caller.key.id, secure=self._secure,
+            timeout=self._seconds,
+        )  # fmt: skip
+        try:
+            facade.records.put(record)
+            await made.furnish(facade, caller, info, self._body)
+            await facade.templates.begun(caller, plan, info, record)
+        except BaseException:
+            await asyncio.shield(caller.tenant.controller.kill(info.id))
+            facade.forget(info.id)
+            raise
+        return record

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote_plus
 
+from pydantic import RootModel
+from starlette.requests import Request
+
 from ...controller import SandboxInfo
-from ...errors import SandboxDead, SandboxNotFound, SlopletError
+from ...errors import SandboxDead, SandboxNotFound, SlopletError, SpecError
 from ..caller import Caller
+from ..idempotency import Job
 from . import documents
-from .answers import Answer, refused
-from .api import Asked, Route, optional, text
-from .making import spec_of
+from .answers import Answer, dump, refused
+from .api import Asked, Route, optional
+from .making import Making
 from .pages import page_size, read_token, write_token
 from .records import Record
 
@@ -26,6 +29,10 @@ DEFAULT_TIMEOUT = 300.0
 _OLD_TIMEOUT, _FORK_TIMEOUT = 15.0, 15.0  # of who asks the first version and does not say; of copies
 _MAX_TIMEOUT = 10 * 365 * 86400
 _MAX_COPIES = 20
+
+
+class Document(RootModel[dict[str, Any]]):
+    """An answer that is kept to be given again."""
 
 
 _Found = list[tuple[SandboxInfo, Record]]  # spelled here: inside Sandboxes, `list` is a method
@@ -52,37 +59,33 @@ class Sandboxes:
 
     # -- making ------------------------------------------------------------------------
 
-    async def create(self, asked: Asked) -> Answer:
+    async def create(self, asked: Asked) -> Answer | None:
         return await self._create(asked, DEFAULT_TIMEOUT, secure=True)
 
-    async def create_old(self, asked: Asked) -> Answer:
+    async def create_old(self, asked: Asked) -> Answer | None:
         return await self._create(asked, _OLD_TIMEOUT, secure=optional(asked.body, "secure", bool, False))
 
-    async def _create(self, asked: Asked, default: float, *, secure: bool) -> Answer:
-        facade, caller = self._facade, asked.caller
-        reference = text(asked.body, "templateID", most=256)
-        plan = await facade.templates.plan(caller, reference)
-        ttl = _timeout(asked.body, default)
-        made = await spec_of(facade, caller, plan, asked.body, ttl)
-        if not secure and not made.record.public:
-            raise refused(
-                400, "You cannot create a sandbox without public access unless you enable secure envd access via "
-                "'secure' flag.",
-            )  # fmt: skip
-        controller = caller.tenant.controller
-        info = await controller.create(made.spec)
-        record = replace(
-            made.record, sandbox=info.id, tenant=caller.tenant.name, key=caller.key.id, secure=secure, timeout=ttl
-        )
+    async def _create(self, asked: Asked, default: float, *, secure: bool) -> Answer | None:
+        making = Making(self._facade, asked, _timeout(asked.body, default), secure)
+        if asked.header("idempotency-key") is None:
+            return Answer(201, self._sandbox(asked, await making.make()))
+
+        async def work() -> Document:
+            return Document(self._sandbox(asked, await making.make()))
+
+        async def find(sandbox: str) -> Document | None:
+            found = await making.find(sandbox)
+            return None if found is None else Document(self._sandbox(asked, found))
+
+        once, body = self._facade.server.once, dump(asked.body)
         try:
-            facade.records.put(record)
-            await made.furnish(facade, caller, info, asked.body)
-            await facade.templates.begun(caller, plan, info, record)
-        except BaseException:
-            await asyncio.shield(controller.kill(info.id))
-            facade.records.drop([info.id])
-            raise
-        return Answer(201, self._sandbox(asked, record))
+            response = await once.answer(Request(asked.scope), asked.caller, body, Job(work, find=find))
+        except SpecError as error:
+            if "Idempotency-Key" not in error.message:
+                raise
+            raise refused(422, error.message, error_code="idempotency_request_mismatch") from None
+        await response(asked.scope, asked.receive, asked.send)
+        return None
 
     def _sandbox(self, asked: Asked, record: Record) -> dict[str, Any]:
         facade = self._facade

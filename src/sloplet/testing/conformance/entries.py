@@ -44,6 +44,20 @@ class TestInPlace:
         box.files.write("g", "4", in_place=True, mode=0o666)
         assert box.files.stat("g").mode == 0o666
 
+    def test_given_to_another(self, box: Sandbox, capabilities: Capabilities) -> None:
+        """By root: what was missing above it, too."""
+        needs(capabilities.users, "one user only")
+        mine = box.files.stat(".").uid
+        box.files.write("/given/deep/in-place", "x", in_place=True, user="root", owner=str(mine))
+        box.files.write("/given/replaced", "x", user="root", owner=str(mine))
+        box.files.mkdir("/made/deep", user="root", owner=str(mine))
+        for path in ("given", "given/deep", "given/deep/in-place", "given/replaced", "made", "made/deep"):
+            assert box.files.stat(f"/{path}").uid == mine, path
+        box.files.write("/given/roots", "x", user="root", in_place=True)
+        assert box.files.stat("/given/roots").uid != mine
+        with pytest.raises(PermissionError):
+            box.files.write("away", "x", owner="root", in_place=True)
+
     def test_follows_links(self, box: Sandbox) -> None:
         box.files.write("sub/target", "old")
         box.files.symlink("link", "sub/target")
