@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,10 @@ def clients() -> Path:
 
 
 def has_gvisor() -> bool:
-    return bool(registry.load("gvisor").probe().available)
+    with pytest.MonkeyPatch.context() as patch:
+        if runsc := os.environ.get("SLOPLET_TEST_RUNSC"):
+            patch.setenv("SLOPLET_RUNSC", runsc)
+        return bool(registry.load("gvisor").probe().available)
 
 
 @dataclass
@@ -59,6 +64,19 @@ class E2BServer:
         )  # fmt: skip
         said = done.stdout.decode("utf-8", "replace")
         assert done.returncode == 0, f"exit code {done.returncode}:\n{said[-30000:]}"
+
+    @property
+    def home(self) -> Path:
+        return self.served.home
+
+    def run_python(self, version: str, script: str, mode: str = "url", engine: str = "container", **names: Any) -> Any:
+        """What a script of the Python client says last, as JSON. ``names`` are variables of it."""
+        head = f"import json\nglobals().update(json.loads({json.dumps(json.dumps(names))}))\n"
+        command = [str(clients() / version / "bin" / "python"), "-c", head + script]
+        env = self.environment(mode, engine)
+        done = subprocess.run(command, env=env, capture_output=True, timeout=300, check=False)
+        assert done.returncode == 0, (done.stdout[-3000:] + done.stderr[-6000:]).decode(errors="replace")
+        return json.loads(done.stdout.splitlines()[-1])
 
     def pytest(self, version: str, mode: str, engine: str, *arguments: str) -> None:
         """The programs of tests/e2b/python, by that version of the Python client."""
@@ -88,5 +106,7 @@ def e2b_server(home: Path, arguments: Sequence[str] = ()) -> Iterator[E2BServer]
         yield E2BServer(served, keys)
     finally:
         served.stop()
+        if served.process.stdout is not None:
+            served.process.stdout.close()
         end_keepers(home)
         shutil.rmtree(home, ignore_errors=True)

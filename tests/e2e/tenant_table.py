@@ -69,6 +69,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "GET /v1/sandboxes/{box}": ONE,
     "DELETE /v1/sandboxes/{box}": (Row(control=False, last=True),),  # 204 always; that A's is still there is looked at
     "POST /v1/sandboxes/{box}/pause": ONE,
+    "PUT /v1/sandboxes/{box}/ttl": (Row(json={"ttl": 3600}),),
     "POST /v1/sandboxes/{box}/resume": ONE,
     "POST /v1/sandboxes/{box}/release": ONE,
     "POST /v1/sandboxes/{box}/rollback": (

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class Contents:
-    """One per process. ``aclose`` ends its threads and children."""
+    """One per process. ``close`` ends its threads and children."""
 
     def __init__(self, user: tuple[int, int] = USER) -> None:
         self._user = user
@@ -41,8 +41,9 @@ class Contents:
     async def off_loop(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def aclose(self) -> None:
-        await asyncio.to_thread(self._threads.shutdown)
+    def close(self) -> None:
+        """Idempotent; blocking."""
+        self._threads.shutdown()
         while self._sessions:
             self._sessions.pop().__exit__()
 

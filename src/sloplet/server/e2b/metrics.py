@@ -158,12 +158,13 @@ class Metrics:
             return None
         at = time.time()
         cpu = (inside.integer(Tag.CPU_US) if outside.cpu_us is None else outside.cpu_us) / 1e6
-        samples = self._samples.setdefault(sandbox, deque(maxlen=_MOST))
+        samples = self._samples.get(sandbox) or deque(maxlen=_MOST)
         used = percent(samples[-1] if samples else None, at, cpu, inside.integer(Tag.UPTIME_MS) / 1000, share.cpus)
         memory = inside.integer(Tag.MEMORY) if outside.memory is None else outside.memory
         disk_total = inside.integer(Tag.DISK_TOTAL, 0) or share.disk
         sample = Sample(at, share.cpus, cpu, used, memory, share.memory, inside.integer(Tag.DISK_USED), disk_total)
         samples.append(sample)
+        self._samples[sandbox] = samples
         while samples[0].at < at - KEPT:
             samples.popleft()
         return sample

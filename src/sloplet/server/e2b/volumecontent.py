@@ -88,7 +88,7 @@ class VolumeContent:
         )
 
     async def aclose(self) -> None:
-        await self._contents.aclose()
+        await asyncio.to_thread(self._contents.close)
 
     # -- who comes in --------------------------------------------------------------------
 
