@@ -40,6 +40,7 @@ from .store import READY, Build
 if TYPE_CHECKING:
     from .catalog import Templates
 
+IMAGES = "e2b/"  #: what the names of templates' images begin with
 _TTL = 3600.0  # seconds for what a template starts with to be ready
 
 
@@ -76,7 +77,7 @@ class Building:
             user, workdir = image.config.user or "root", image.config.workdir or "/"
             start, ready = asked.start or base.start, asked.ready or base.ready
             made = replace(
-                self._of, status=READY, image=_reference(self._of), user=user, workdir=workdir, start=start, ready=ready
+                self._of, status=READY, image=image_name(self._of), user=user, workdir=workdir, start=start, ready=ready
             )
             self._now = "finalize"
             self._log.add("[finalize] Finalizing template build", step="finalize")
@@ -154,7 +155,7 @@ class Building:
             if rest and first:
                 image = (await self._part(image, first, folder, BuildOptions(settings=self._settings))).id
             options = BuildOptions(
-                settings=self._settings, tags=parse_tags([_reference(self._of)]), no_cache=bool(rest)
+                settings=self._settings, tags=parse_tags([image_name(self._of)]), no_cache=bool(rest)
             )
             return await self._part(image, rest or first, folder, options)
 
@@ -326,6 +327,6 @@ def plan_limits(build: Build) -> dict[str, Any]:
     return {"cpus": float(build.cpus), "memory": build.memory << 20, "explicit": frozenset(build.explicit)}
 
 
-def _reference(build: Build) -> str:
+def image_name(build: Build) -> str:
     """What its image is called."""
-    return f"e2b/{build.template}:{build.id}"
+    return f"{IMAGES}{build.template}:{build.id}"

@@ -18,7 +18,7 @@ from .asked import BuildAsked
 from .building import Building
 from .logs import BuildLog
 from .steps import StepFailed
-from .store import BUILDING, FAILED, READY, WAITING, Build
+from .store import BUILDING, FAILED, WAITING, Build
 
 if TYPE_CHECKING:
     from .catalog import Templates
@@ -86,8 +86,9 @@ class Builds:
             now = time.time()
             if made is None:
                 self._store.change_build(build, status=FAILED, reason=reason, step=step, finished_at=now)
-        assert made is None or made.status == READY
-        if made is not None:
+        if made is None:
+            await self._templates.sweep(caller.tenant)
+        else:
             await self._templates.completed(caller, replace(made, finished_at=now))
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ....controller import SandboxInfo
 from ....errors import ImageError, SlopletError
+from ....images.reference import parse as parse_reference
 from ....images.store import ImageStore
 from ....state.home import Home
 from ...caller import Caller
@@ -18,7 +19,7 @@ from ...logs import log
 from ..answers import Refused, refused
 from ..making import Plan, engine_of
 from ..records import Record
-from .building import plan_limits
+from .building import IMAGES, image_name, plan_limits
 from .builds import Builds
 from .files import Files
 from .logs import BuildLogs
@@ -30,8 +31,10 @@ from .starting import Start, StartFailed, begin
 from .store import BUILDING, FAILED, READY, Build, Template, TemplateStore
 
 if TYPE_CHECKING:
+    from ...tenants import Tenant
     from ..door import Facade
 
+_REMEMBERED = 50  # builds of a template without a tag
 _READY = 45.0  # seconds that a create waits for what its template starts with: clients wait a minute for the answer
 
 
@@ -136,7 +139,8 @@ class Templates:
         """It is ready: its tags are its own, and what nothing means any more goes."""
         template = self.store.find(build.tenant, build.template)
         if template is None or self.store.build(build.id) is None:  # deleted meanwhile
-            await self.discard(caller, build)
+            await self._discard(caller, build)
+            await self.sweep(caller.tenant)
             return
         self.store.put_build(build)
         self.store.assign(template.id, build.tags, build.id)
@@ -144,20 +148,28 @@ class Templates:
         await self.retire(caller, template)
 
     async def retire(self, caller: Caller, template: Template) -> None:
-        """Builds without a tag keep their place in the list, and nothing on the disk."""
+        """Builds without a tag keep their place in the list for a while, and nothing on the disk."""
         tagged = {tag.build for tag in self.store.tags(template.id).values()}
-        for build in self.store.builds(template.id):
-            if build.id not in tagged and (build.image or build.snapshot):
-                await self.discard(caller, build)
+        untagged = [build for build in self.store.builds(template.id) if build.id not in tagged and build.finished_at]
+        for build in untagged:
+            if build.image or build.snapshot:
                 self.store.change_build(build, image="", snapshot="")
+                await self._discard(caller, build)
+        for build in untagged[_REMEMBERED:]:
+            self.store.drop_build(build)
+            await asyncio.to_thread(self.logs.forget, caller.tenant.home, build.id)
+        await self.sweep(caller.tenant)
 
-    async def discard(self, caller: Caller, build: Build) -> None:
-        """What it has on the disk goes; what sandboxes still use of it goes with them."""
+    async def _discard(self, caller: Caller, build: Build) -> None:
+        """Its saved state goes; sandboxes that began with it go on."""
         if build.snapshot:
             with suppress(SlopletError):
                 await caller.tenant.controller.delete_snapshot(build.snapshot, force=True)
-        if build.image:
-            await asyncio.to_thread(_remove_image, caller.tenant.home, build.image)
+
+    async def sweep(self, tenant: Tenant) -> None:
+        """Images of builds that have none any more go, but for those that sandboxes still need: another time."""
+        kept = {image_name(build) for build in self.store.with_images(tenant.name)}
+        await asyncio.to_thread(_remove_images, tenant.home, kept)
 
     async def delete(self, caller: Caller, template: Template) -> None:
         for build in self.store.builds(template.id):
@@ -165,21 +177,24 @@ class Templates:
         builds = self.store.builds(template.id)
         self.store.drop(template)
         for build in builds:
-            await self.discard(caller, build)
+            await self._discard(caller, build)
             await asyncio.to_thread(self.logs.forget, caller.tenant.home, build.id)
         await asyncio.to_thread(self.files.forget, caller.tenant.home, template.id)
+        await self.sweep(caller.tenant)
 
 
 def missing(text: str) -> Refused:
     return refused(404, f"template '{text[:200]}' not found")
 
 
-def _remove_image(home: Home, name: str) -> None:
-    """Its name, at least. Blocking."""
+def _remove_images(home: Home, kept: set[str]) -> None:
+    """Those of templates that are not among ``kept``. Blocking."""
     store = ImageStore(home)
     try:
-        store.remove(name, force=True)
-    except ImageError:
-        pass  # gone
+        for image in store.list():
+            for name in (parse_reference(each).familiar for each in image.references):
+                if name.startswith(IMAGES) and name not in kept:
+                    with suppress(ImageError):  # in use, or gone already
+                        store.remove(name)
     finally:
         store.close()

@@ -44,7 +44,7 @@ if ! command -v bash >/dev/null 2>&1; then
 fi
 [ -e /bin/bash ] || ln -s "$(command -v bash)" /bin/bash
 touch /etc/passwd /etc/group
-taken() { cut -d: -f3 /etc/passwd /etc/group | grep -qx "$1"; }
+taken() { grep -q "^[^:]*:[^:]*:$1:" /etc/passwd /etc/group; }
 if ! grep -q '^user:' /etc/passwd; then
   id=1000
   while taken "$id"; do id=$((id + 1)); done

@@ -18,6 +18,7 @@ from ...caller import Caller
 from ...keys import MAIN
 from ...logs import log
 from ...served import ACTING
+from ..answers import refused
 from ..making import Plan, engine_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ STANDARD = {"base": "sloplet/e2b-base", "code-interpreter-v1": "sloplet/e2b-code
 SAME = {"e2bdev/base": "base", "e2bdev/code-interpreter": "code-interpreter-v1"}
 _WARM = ("code-interpreter-v1",)
 _AGAIN = 3600.0  # seconds until what could not be warmed up is tried again
+_PATIENCE = 45.0  # seconds that somebody waits for a build
 _CPUS, _MEMORY = 2, "1g"
 
 OnProgress = Callable[[str], None]
@@ -46,7 +48,11 @@ class Standard:
         self._tried: dict[tuple[str, str], float] = {}
 
     async def plan(self, caller: Caller, name: str) -> Plan:
-        image = await self.image(caller.tenant, name)
+        """refused (503) while it is being built: that takes longer than clients wait for an answer."""
+        try:
+            image = await asyncio.wait_for(self.image(caller.tenant, name), _PATIENCE)
+        except TimeoutError:
+            raise refused(503, f"the template '{name}' is being built, which takes minutes, once: try again") from None
         plan = Plan(name, alias=name, image=image, home="/home/user", workdir="/home/user")
         if name not in _WARM or await engine_of(self._facade, caller) != "gvisor":
             return plan

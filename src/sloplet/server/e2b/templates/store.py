@@ -137,6 +137,12 @@ class TemplateStore(Connected):
         self._load()
         return [each for each in self._builds.values() if each.status in (WAITING, BUILDING)]
 
+    def with_images(self, tenant: str) -> list[Build]:
+        """Those that have one, or are getting it just now."""
+        self._load()
+        found = [each for each in self._builds.values() if each.tenant == tenant]
+        return [each for each in found if each.image or each.status == BUILDING]
+
     def put_build(self, build: Build) -> Build:
         self._load()
         document = asdict(build)
