@@ -222,24 +222,24 @@ static int open_in_place(struct writing *w, int flags)
     return openat(w->dir, w->name, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC | flags, w->mode);
 }
 
-/* The file itself, which is then the user's, if that may be: also where it was before, so that watchers see one change of
- * attributes each time. The fd, or -1 with errno. */
-static int open_and_own(struct writing *w, int64_t flags, bool exists, bool mode_given)
+/* The file itself, which is then the owner's, or else the user's if that may be. A new one is given to him also if it is his
+ * by itself: watchers see one change of attributes. The fd, or -1 with errno. */
+static int open_and_own(struct writing *w, int64_t flags, const struct stat *old, bool mode_given)
 {
+    bool exists = old->st_mode != 0, told = w->owner.uid != (uid_t)-1;
+    const struct user *to = told ? &w->owner : &w->user;
     mode_t mask = umask(0);
     int fd = open_in_place(w, O_CREAT | (w->exclusive ? O_EXCL : 0) | (flags & WRITE_FLAG_APPEND ? O_APPEND : O_TRUNC));
 
     umask(mask);
     if (fd < 0)
         return -1;
-    if (w->owner.uid != (uid_t)-1 && fchown(fd, w->owner.uid, w->owner.gid) < 0) {
+    /* another's file that may be written stays his, unless an owner was named: only root may take it */
+    if (!(exists && old->st_uid == to->uid && old->st_gid == to->gid) && fchown(fd, to->uid, to->gid) < 0 && told) {
         int error = errno;
         close(fd);
         errno = error;
         return -1;
-    }
-    if (w->owner.uid == (uid_t)-1 && fchown(fd, w->user.uid, w->user.gid) < 0) {
-        /* another's file that may be written: only root may take it */
     }
     if ((mode_given || !exists) && !has_mode(fd, w->mode) && fchmod(fd, w->mode) < 0) {
         int error = errno;
@@ -266,7 +266,7 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
     if (exists && !mode_given)
         w->mode = old->st_mode & 07777;
     if (flags & WRITE_FLAG_IN_PLACE && (!exists || regular))
-        return open_and_own(w, flags, exists, mode_given);
+        return open_and_own(w, flags, old, mode_given);
     if ((flags & WRITE_FLAG_APPEND) || (exists && !regular))
         return open_in_place(w, (exists ? 0 : O_CREAT) | (w->exclusive ? O_EXCL : 0) |
                                     (flags & WRITE_FLAG_APPEND ? O_APPEND : 0));

@@ -138,11 +138,12 @@ class FileOps:
     async def _in_place(
         self, stream: AgentStream, path: str, cred: Cred, mode: int | None, *, append: bool, owner: Cred
     ) -> Fields:
+        old = self.vfs.locate(path, self.workdir, cred, follow=True)[2]
         node = self.vfs.create(path, self.workdir, cred, 0o644 if mode is None else mode)
         folder, name, _ = self.vfs.locate(path, self.workdir, cred, follow=True)
         if not append:
             self.vfs.truncate(node)
-        if cred.uid in (0, node.uid):
+        if cred.uid in (0, node.uid) and not (old is not None and (node.uid, node.gid) == (owner.uid, owner.gid)):
             node.uid, node.gid = owner.uid, owner.gid
             self.vfs.emit(WatchMask.ATTRIBUTES, folder, name)
         if mode is not None and node.mode != mode:
