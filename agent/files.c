@@ -92,6 +92,16 @@ bool want_owner(struct stream *s, const struct fields *f, struct user *owner)
     return !error;
 }
 
+/* Gives a folder that was just made to its owner. Its O_PATH fd, or -1 and an errno in error. */
+static int own_folder(int dir, const char *name, const struct user *owner, int *error)
+{
+    int fd = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd < 0 || fchownat(fd, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
+        *error = errno;
+    return fd;
+}
+
 int make_parents(const char *path, mode_t mode, bool whole, const struct user *owner)
 {
     int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0), error = at < 0 ? errno : 0;
@@ -116,12 +126,13 @@ int make_parents(const char *path, mode_t mode, bool whole, const struct user *o
         path += len;
         next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
         if (next < 0 && errno == ENOENT) {
-            if (mkdirat(at, part, last ? mode : 0755) < 0 && errno != EEXIST)
+            bool made = mkdirat(at, part, last ? mode : 0755) == 0;
+            if (!made && errno != EEXIST)
                 error = errno;
+            else if (made && owner->uid != (uid_t)-1) /* what was made here, not what somebody has put in its place */
+                next = own_folder(at, part, owner, &error);
             else
                 next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
-            if (next >= 0 && owner->uid != (uid_t)-1 && fchownat(next, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
-                error = errno;
         }
         if (next < 0 && !error)
             error = errno;
@@ -208,7 +219,7 @@ void op_stat(struct stream *s, const struct fields *f)
     extras_fields(&w, &e, AT_FDCWD, c.path, c.path, &st);
     fd = extras_attributed(&e, &st) ? path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY | last, 0) : -1;
     if (fd >= 0) {
-        attributes_fields(&w, (struct attributes_of){fd, NULL}, e.prefix, ATTRIBUTES_BESIDE);
+        attributes_fields(&w, (struct attributes_of){fd, NULL}, e.prefix, ATTRIBUTES_BESIDE, 0);
         close(fd);
     }
     user_leave();
@@ -232,8 +243,11 @@ void op_mkdir(struct stream *s, const struct fields *f)
         dir = path_parent(AT_FDCWD, c.path, name, &slash);
         if (dir < 0 || mkdirat(dir, name, mode) < 0)
             error = errno;
-        else if (owner.uid != (uid_t)-1 && fchownat(dir, name, owner.uid, owner.gid, AT_SYMLINK_NOFOLLOW) < 0)
-            error = errno;
+        else if (owner.uid != (uid_t)-1) {
+            int made = own_folder(dir, name, &owner, &error);
+            if (made >= 0)
+                close(made);
+        }
         if (dir >= 0)
             close(dir);
     }

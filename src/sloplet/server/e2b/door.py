@@ -212,8 +212,7 @@ class Facade:
         try:
             if record.auto_resume:
                 await self.visited(record, caller)
-            box = await caller.tenant.box(record.sandbox)
-            call = Call(self, record, caller.tenant, box, scope, receive, send, headers, _query(scope))
+            call = Call(self, record, caller.tenant, scope, receive, send, headers, _query(scope))
             if place.port == ENVD_PORT:
                 await self.envd.serve(call)
             else:
@@ -248,6 +247,7 @@ class Facade:
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
         self.networks.forget(sandbox)
+        self.code.forget(sandbox)
 
 
 def _port(text: str) -> int:

@@ -33,6 +33,7 @@ from .filesystem import ROOT, files_of
 from .multipart import Part, parts_of
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})\Z")
+_PIECE = 1 << 20  # bytes that are unpacked at a time
 _MOST_FILES = 10_000  # in one request
 
 
@@ -227,15 +228,15 @@ async def _unpacked(call: Call) -> AsyncIterator[bytes]:
     try:
         async for piece in body_of(call.receive):
             while piece:
-                data = packing.decompress(piece, 1 << 20)
+                if packing.eof:  # a file may be several that were packed one after the other
+                    packing = zlib.decompressobj(31)
+                data = packing.decompress(piece, _PIECE)
                 most -= len(data)
                 if most < 0:
                     raise refused(413, "the body is longer than this server takes")
                 if data:
                     yield data
-                piece = packing.unconsumed_tail
-                if packing.eof:
-                    break
+                piece = packing.unused_data if packing.eof else packing.unconsumed_tail
     except zlib.error as error:
         raise refused(400, f"error decompressing request body: {error}") from None
     if not packing.eof:
