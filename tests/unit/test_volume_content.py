@@ -373,7 +373,7 @@ def test_what_breaks_off_leaves_nothing(vol: Vol, unnamed: bool, monkeypatch: py
 def test_who_has_it_for_himself_is_not_disturbed(vol: Vol) -> None:
     volumes = Volumes(vol.home)
     draft = vol.contents.write(vol.home, "data", "/file", force=False)
-    with pytest.raises(VolumeInUse):
+    with pytest.raises(VolumeInUse, match="in use by somebody who writes from outside"):
         volumes.snapshot("data", "half")
     with pytest.raises(VolumeInUse):
         volumes.remove("data")

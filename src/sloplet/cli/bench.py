@@ -17,7 +17,7 @@ SUITES = ("start", "exec", "code", "cli", "import", "rate", "files", "output", "
 LIVE_SUITES = ("snapshot", "restore", "fork", "pool", "pause", "weight", "curve")
 NET_SUITES = ("download", "connect", "together", "slow")
 IMAGES_SUITES = ("unpack", "tree", "start", "share")
-SERVER_SUITES = ("first", "trip", "transfer", "crowd", "restart")
+SERVER_SUITES = ("first", "trip", "transfer", "crowd", "restart", "e2b")
 RIVALS = ("subprocess", "bwrap", "docker", "runsc")
 
 

@@ -40,7 +40,7 @@ def with_e2b(home: Home, settings: ServeSettings, options: dict[str, Any]) -> Se
         flag for flag, name in (
             ("--e2b", "e2b"), ("--e2b-port", "e2b_port"), ("--e2b-engine", "e2b_engine"), ("--e2b-pool", "e2b_pool"),
             ("--e2b-prepare", "e2b_prepare"),
-        ) if options[name] not in (None, False)
+        ) if options[name] is not None and options[name] is not False
     ]  # fmt: skip
     if options["no_e2b"]:
         if given:

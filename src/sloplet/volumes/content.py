@@ -182,5 +182,5 @@ def open_to_all(home: Home, name: str) -> None:
 
 def _have(home: Home, name: str) -> Lease:
     """Whoever copies it, or has it alone, is not disturbed."""
-    use = Use("", "(none: from outside)", mode="rw", shared=True, since=time.time(), pid=os.getpid())
+    use = Use("somebody who writes from outside", mode="rw", shared=True, since=time.time(), pid=os.getpid())
     return take(home, name, use)

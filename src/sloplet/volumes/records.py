@@ -54,7 +54,8 @@ class Use:
         return False
 
     def __str__(self) -> str:
-        who = f"the sandbox {self.name or self.sandbox}" if self.mode in ("rw", "ro") else self.sandbox
+        a_sandbox = self.mode in ("rw", "ro") and " " not in self.sandbox
+        who = f"the sandbox {self.name or self.sandbox}" if a_sandbox else self.sandbox
         how = {"rw": "read-write", "ro": "read-only"}.get(self.mode, "")
         return f"{who} ({', '.join(filter(None, (how, 'shared' if self.shared else '')))})" if how else who
 

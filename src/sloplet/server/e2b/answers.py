@@ -75,6 +75,8 @@ def text_of(error: SlopletError) -> str:
 
 def status_for(error: SlopletError) -> int:
     """E2B knows no 422: what makes no sense is 400."""
+    if isinstance(error, Refused):
+        return error.status
     if isinstance(error, errors.UnsupportedOperation):
         return 400
     status = status_of(error)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
+_SWEEP = 60.0  # seconds
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
 
@@ -45,6 +46,7 @@ class Facade:
         self.server = server
         self.settings = settings
         self._preparing: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self.tls_port: int | None = None  #: beside the server's own, once it listens
         self.tokens = Tokens(server.home)
         self.records = Records(server.home)
@@ -68,6 +70,8 @@ class Facade:
         """In the server's loop. Idempotent."""
         self.metrics.start()
         self.templates.start()
+        if self._sweeping is None:
+            self._sweeping = asyncio.ensure_future(self._sweep())
         if self.settings.prepare and self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare())
 
@@ -81,10 +85,27 @@ class Facade:
             else:
                 log.info(f"E2B's template {name} is ready")
 
+    async def _sweep(self) -> None:
+        """Now and then forget what is known of sandboxes that have ended by themselves."""
+        while True:
+            await asyncio.sleep(_SWEEP)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        known = [(record.tenant, record.sandbox) for record in self.records]
+        for tenant in {each[0] for each in known}:
+            try:
+                there = {info.id for info in await self.server.tenants.get(tenant).controller.list()}
+            except SlopletError:
+                continue  # nobody can tell just now
+            for sandbox in [each[1] for each in known if each[0] == tenant and each[1] not in there]:
+                self.forget(sandbox)
+
     async def aclose(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-            await asyncio.gather(self._preparing, return_exceptions=True)
+        tasks = [task for task in (self._preparing, self._sweeping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.templates.aclose()
         self.envd.close()
         await self.metrics.aclose()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from ...errors import SlopletError
 from ...wire.mux import request
@@ -91,10 +91,21 @@ class Envd:
 
 
 async def _plainly(handler: Plain, call: Call) -> None:
+    begun, given = False, call.send
+
+    async def send(message: Message) -> None:
+        nonlocal begun
+        begun = True
+        await given(message)
+
+    call.send = send
     try:
         await handler(call)
     except SlopletError as error:
-        raise call.gone(error) from None
+        found = call.gone(error)
+        if not begun or not isinstance(found, Gone):
+            raise found from None
+        await cut(call)
 
 
 async def _unary(handler: Unary, call: Call) -> None:

@@ -82,6 +82,8 @@ SERVER_BARS = (
     Bar("download through the server (200 MB/s)", "transfer.download", "http", 200e6 / MIB, at_least=True,
         suffix=" MiB/s", full=True),
     Bar("sandboxes that go on after kill -9 of the server", "restart.survived", "remote", 1, at_least=True),
+    Bar("E2B's client: create and a command", "e2b.first", "e2b", 0.060, suffix=" s"),
+    Bar("E2B's client: the same from a warm pool", "e2b.first", "e2b, pool", 0.025, suffix=" s"),
 )  # fmt: skip
 PROMISES = {"bench": BARS, "live": LIVE_BARS, "net": NET_BARS, "images": IMAGES_BARS, "server": SERVER_BARS}
 

@@ -168,6 +168,7 @@ SERVER_METRICS = {
     "crowd.failed": Metric("of their commands failed", "1"),
     "crowd.memory": Metric("memory of the server by then (RSS)", "MiB"),
     "crowd.grown": Metric("memory the server grew by, a client", "MiB"),
+    "e2b.first": Metric("E2B's client: create and a command", "s"),
     "restart.survived": Metric("sandboxes that go on after kill -9 of the server (1: all)", "1"),
     "restart.back": Metric("server killed to first result through the next one", "s"),
 }

@@ -49,12 +49,13 @@ class Serving:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self._arguments: list[str] = []
         self.url = self.key = ""
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         port = self.url.rpartition(":")[2] or "0"
-        command = [sys.executable, "-m", "sloplet.cli", "serve", "--port", port, "--json"]
+        command = [sys.executable, "-m", "sloplet.cli", "serve", "--port", port, "--json", *self._arguments]
         with open(self._home / "serve.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self.process.stdout is not None
@@ -67,6 +68,12 @@ class Serving:
             self.kill()
             raise ServerError("the server did not start", hint=f"its log is {self._home / 'serve.log'}") from None
         self.url, self.key = str(told["url"]), str(told.get("key") or self.key)
+
+    def restart(self, arguments: list[str]) -> None:
+        """With other arguments, at the same place."""
+        self.kill(signal.SIGTERM)
+        self._arguments = arguments
+        self.start()
 
     @property
     def pid(self) -> int:
@@ -129,3 +136,4 @@ class Bench:
     report: Report
     server: Serving
     home: Path
+    users_home: str  #: where whoever measures has his images

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict
 
 from ....errors import SlopletError
+from ....state.home import default_path
 from ..environment import temporary_home
 from ..machine import describe
 from ..run import Say
@@ -19,8 +20,9 @@ def run_server(plan: ServerPlan, say: Say = lambda text: None) -> Report:
     report = Report("server")
     report.options = asdict(plan)
     report.machine = describe()
+    users = os.environ.get("SLOPLET_HOME") or str(default_path())
     with temporary_home() as home, serving(home) as server:
-        bench = Bench(plan, report, server, home)
+        bench = Bench(plan, report, server, home, users)
         for name, suite in SUITES.items():
             if plan.only and name not in plan.only:
                 report.skipped[name] = "not asked for"

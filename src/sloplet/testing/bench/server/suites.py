@@ -23,6 +23,7 @@ from ..clock import interleave, timed
 from ..measures import must
 from ..memory import MIB, rss
 from ..run import Say
+from .e2b import e2b
 from .plan import HTTP, LOCAL, REMOTE, Bench
 
 _CROWD_SECONDS = 600
@@ -152,6 +153,7 @@ SUITES: dict[str, Callable[[Bench, Say], None]] = {
     "transfer": transfer,
     "crowd": crowd,
     "restart": restart,
+    "e2b": e2b,
 }
 
 
