@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 import httpx
 import pytest
 
-from e2b_kit import E2BServer, e2b_server
+from e2b_kit import HERE, E2BServer, e2b_server
 from image_kit import busybox_image, needs_busybox
 from server_kit import environment
 from sloplet.state.home import Home
@@ -50,6 +50,12 @@ def test_python(server: E2BServer, version: str, mode: str, engine: str, monkeyp
     known = {**server.environment(mode, engine), "SLOPLET_TEST_IMAGE": "other:image"}
     monkeypatch.setattr(server, "environment", lambda mode, engine: known)
     server.pytest(version, mode, engine, "templates.py")
+
+
+@pytest.mark.parametrize(("version", "mode"), [("new", "domain"), ("old", "url")])
+def test_javascript(server: E2BServer, version: str, mode: str) -> None:
+    engine = "gvisor" if mode == "domain" and "gvisor" in server.keys else "container"
+    server.node(version, HERE / "js" / "templates.cjs", mode, engine)
 
 
 @pytest.fixture
