@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sloplet.build.events import BuildEvent
 from sloplet.build.instructions import Copy, Env, Run, Text
 from sloplet.build.scope import Scope
 from sloplet.errors import BuildFailed, RequestInvalid, SandboxError, UserNotFound
 from sloplet.images.config import ImageConfig
+from sloplet.server.e2b.templates import standard
 from sloplet.server.e2b.templates.asked import build_asked, new_build
 from sloplet.server.e2b.templates.building import failure
 from sloplet.server.e2b.templates.logs import BuildLogs
 from sloplet.server.e2b.templates.names import Reference, bare_tags, new_template_id, parse
+from sloplet.server.e2b.templates.places import waited
+from sloplet.server.e2b.templates.standard import Standard
 from sloplet.server.e2b.templates.steps import (
     Piece,
     Placed,
@@ -27,6 +35,7 @@ from sloplet.server.e2b.templates.steps import (
     translate,
 )
 from sloplet.server.e2b.templates.store import BUILDING, READY, WAITING, Build, Template, TemplateStore
+from sloplet.server.imaging import Places
 from sloplet.state.home import Home
 
 HASH = "0" * 64
@@ -311,3 +320,98 @@ def test_what_is_on_record_stays(tmp_path: Path) -> None:
         assert seen.find("other", "name") is not None
         assert seen.change_build(second, status=READY).status == READY  # of one that is gone: nothing is written
         assert seen.build("b2") is None
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+# -- first uses --------------------------------------------------------------------------------------------------------
+
+
+class _Ground:
+    """As much of a server as the standard templates need: tenants, and images that are built once."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.built: list[str] = []
+        self.go_on = asyncio.Event()
+        self.fails = False
+        home = Home(tmp_path / "home")
+        self.tenants = {name: SimpleNamespace(name=name, home=home, embedded=object()) for name in ("main", "other")}
+        server = SimpleNamespace(tenants=SimpleNamespace(get=self.tenants.__getitem__))
+        self.standard = Standard(SimpleNamespace(server=server))  # type: ignore[arg-type]
+        monkeypatch.setattr(standard, "_find", lambda home, image: image in self.built)
+        monkeypatch.setattr(standard.recipes, "build", self._build)
+
+    async def _build(self, image: str, *, home: object, controller: object, on_event: Any) -> None:
+        assert controller is self.tenants["main"].embedded  # on the operator's behalf, whoever asks
+        on_event(BuildEvent("begin", 1, 2, text="FROM x"))
+        await self.go_on.wait()
+        if self.fails:
+            raise BuildFailed("no network")
+        self.built.append(image)
+
+    def image(self, tenant: str, told: list[str] | None = None) -> asyncio.Task[str]:
+        tell = None if told is None else told.append
+        return asyncio.ensure_future(self.standard.image(self.tenants[tenant], "base", tell))  # type: ignore[arg-type]
+
+
+@asynchronous
+async def test_a_standard_image_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ground, told = _Ground(tmp_path, monkeypatch), list[str]()
+    asking = [ground.image("main", told), ground.image("other"), ground.image("other")]
+    while not told:
+        await asyncio.sleep(0)
+    asking[1].cancel()  # who goes away does not end it for the others
+    ground.go_on.set()
+    found = await asyncio.gather(*asking, return_exceptions=True)
+    assert found[0] == found[2] == "sloplet/e2b-base"
+    assert isinstance(found[1], asyncio.CancelledError)
+    assert ground.built == ["sloplet/e2b-base"]
+    assert told == ["sloplet/e2b-base [1/2] FROM x"]
+    assert await ground.image("other") == "sloplet/e2b-base"
+    assert ground.built == ["sloplet/e2b-base"]
+
+
+@asynchronous
+async def test_a_standard_image_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = _Ground(tmp_path, monkeypatch)
+    ground.fails = True
+    ground.go_on.set()
+    found = await asyncio.gather(ground.image("main"), ground.image("other"), return_exceptions=True)
+    assert [type(each) for each in found] == [BuildFailed, BuildFailed]
+    ground.fails = False
+    assert await ground.image("main") == "sloplet/e2b-base"
+
+
+@asynchronous
+async def test_who_cannot_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = _Ground(tmp_path, monkeypatch)
+    monkeypatch.setattr(standard, "_PATIENCE", 0.01)
+    with pytest.raises(RequestInvalid) as error:
+        await ground.standard.plan(SimpleNamespace(tenant=ground.tenants["main"]), "base")  # type: ignore[arg-type]
+    assert status_of(error) == 503
+    ground.go_on.set()
+    assert await ground.image("main") == "sloplet/e2b-base"  # the same build went on
+    assert ground.built == ["sloplet/e2b-base"]
+
+
+@asynchronous
+async def test_who_comes_late_waits_for_a_place() -> None:
+    places, told = Places(2, "build"), list[str]()
+    async with waited(places, "a", lambda: told.append("a")):
+
+        async def second() -> None:
+            async with waited(places, "a", lambda: told.append("b")):
+                told.append("in")
+
+        task = asyncio.ensure_future(second())
+        while not told:
+            await asyncio.sleep(0)
+        assert told == ["b"]
+    await task
+    assert told == ["b", "in"]
