@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from e2b_kit import Doors, served
+from e2b_kit import E2BServer, e2b_server
 from server_kit import need_container
 
 pytestmark = pytest.mark.timeout(300)
@@ -16,25 +16,25 @@ VALUE = "a-value-that-nobody-sees"
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2BServer]:
     need_container()
-    with served(tmp_path_factory.mktemp("e2b") / "home") as running:
+    with e2b_server(tmp_path_factory.mktemp("e2b") / "home") as running:
         yield running
 
 
 @pytest.fixture
-def http(doors: Doors) -> Iterator[httpx.Client]:
-    with doors.server.client("") as made:
-        made.headers["X-API-KEY"] = doors.server.key
+def http(doors: E2BServer) -> Iterator[httpx.Client]:
+    with doors.served.client("") as made:
+        made.headers["X-API-KEY"] = doors.served.key
         yield made
 
 
 @pytest.fixture
-def others(doors: Doors) -> Iterator[httpx.Client]:
+def others(doors: E2BServer) -> Iterator[httpx.Client]:
     """Another tenant's."""
     name = f"other-{time.monotonic_ns()}"
-    with doors.server.client("") as made:
-        made.headers["X-API-KEY"] = doors.server.new_key(name, "--tenant", "other")
+    with doors.served.client("") as made:
+        made.headers["X-API-KEY"] = doors.served.new_key(name, "--tenant", "other")
         yield made
 
 
@@ -48,7 +48,7 @@ def error(answer: httpx.Response) -> int:
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-def test_secrets_by_the_client(doors: Doors) -> None:
+def test_secrets_by_the_client(doors: E2BServer) -> None:
     found = doors.run_python("new", """
 from e2b import Secret
 def failure(work):
@@ -77,7 +77,7 @@ print(json.dumps(found))
     }  # fmt: skip
 
 
-def test_secrets_are_a_tenants_own_and_told_to_nobody(doors: Doors, http: httpx.Client, others: httpx.Client) -> None:
+def test_secrets_are_a_tenants_own_told_to_nobody(doors: E2BServer, http: httpx.Client, others: httpx.Client) -> None:
     made = http.post("/secrets", json={"name": "shared-name", "value": VALUE, "metadata": {"k": "v"}})
     assert made.status_code == 201
     ours = made.json()["secretID"]
@@ -116,7 +116,7 @@ def test_secrets_that_make_no_sense(http: httpx.Client) -> None:
 # -- metrics and the rest ----------------------------------------------------------------------------------------------
 
 
-def test_metrics(doors: Doors, http: httpx.Client, others: httpx.Client) -> None:
+def test_metrics(doors: E2BServer, http: httpx.Client, others: httpx.Client) -> None:
     made = http.post("/v2/sandboxes", json={"templateID": "base", "envVars": {"MINE": "1"}, "timeout": 300}).json()
     box, inside = made["sandboxID"], {"E2b-Sandbox-Id": made["sandboxID"], "X-Access-Token": made["envdAccessToken"]}
     first = http.get(f"/sandboxes/{box}/metrics").json()
@@ -160,11 +160,11 @@ def test_metrics(doors: Doors, http: httpx.Client, others: httpx.Client) -> None
         assert error(http.get(f"/sandboxes/{box}/{path}")) == 404
 
 
-def test_who_sleeps_is_let_sleep(doors: Doors, http: httpx.Client) -> None:
+def test_who_sleeps_is_let_sleep(doors: E2BServer, http: httpx.Client) -> None:
     made = http.post("/v2/sandboxes", json={"templateID": "base", "timeout": 300}).json()
     box = made["sandboxID"]
     assert len(http.get(f"/sandboxes/{box}/metrics").json()) == 1
-    with doors.server.client() as own:
+    with doors.served.client() as own:
         paused = own.post(f"/v1/sandboxes/{box}/pause")
         if paused.status_code != 200:
             http.delete(f"/sandboxes/{box}")

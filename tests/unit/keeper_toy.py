@@ -41,7 +41,7 @@ class ToyRuntime:
         self.mux = HostMux(ours.fileno(), ours.fileno())
         self.mux.hello(Fields())
 
-    async def open(self, sandbox_id: str, fields: Fields) -> HostStream:
+    async def open(self, sandbox_id: str, fields: Fields, *, wake: bool = True) -> HostStream:
         return self.mux.open(fields)
 
     def reap(self) -> None: ...

@@ -57,7 +57,7 @@ class Box:
         task: asyncio.Task[None] = asyncio.ensure_future(self.servers[port](stream))  # type: ignore[arg-type]
         self._tasks.add(task)
 
-    async def open(self, sandbox_id: str, request: Fields) -> HostStream:
+    async def open(self, sandbox_id: str, request: Fields, *, wake: bool = True) -> HostStream:
         if self.gone is not None:
             raise self.gone
         return self.mux.open(request)

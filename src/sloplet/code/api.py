@@ -81,6 +81,12 @@ class AsyncCode:
             message = f"{failed.message}; it did not stop, so the context was started anew, without its variables"
             return replace(error.partial, error=replace(failed, message=message), restarted=True)
 
+    def _told_of(self, wishes: Wishes) -> dict[str, object]:
+        """What a Python kernel is told besides: the sandbox's own variables, which may be others than those of the
+        template that it was saved with."""
+        given: dict[str, object] = {"base": dict(self._spec.env)} if self._spec.env else {}
+        return {**given, "silent": True} if wishes.silent else given
+
     async def _cell(self, kernel: Kernel, code: str, wishes: Wishes) -> CodeResult:
         if kernel.language not in languages.ONE_BY_ONE:
             return await self._sent(kernel, code, wishes)
@@ -92,13 +98,14 @@ class AsyncCode:
         cell = new_cell()
         raw = languages.check_code(kernel.language, code)
         env = languages.check_variables(kernel.language, wishes.env)
-        request = languages.request(kernel.language, kernel.key, cell, raw, env)
+        more = self._told_of(wishes) if kernel.language == "python" else {}
+        request = languages.request(kernel.language, kernel.key, cell, raw, env, more)
         path = None
         try:
             if request is None:
-                held = languages.by_file(kernel.language, raw, env)
+                held = languages.by_file(kernel.language, raw, env, more)
                 path = await self._kernels.deposit(kernel, cell, held)
-                request = languages.request_by_file(kernel.language, kernel.key, cell, path, env)
+                request = languages.request_by_file(kernel.language, kernel.key, cell, path, env or more)
             stream = await self._kernels.open(attach_request(kernel))
             try:
                 await stream.send(request)

@@ -75,6 +75,7 @@ class Wishes:
     on_stderr: Output | None = None
     on_result: OnResult | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    silent: bool = False  #: it is not counted
 
 
 class Collector:

@@ -152,8 +152,16 @@ def check_variables(language: str, env: Mapping[str, str]) -> dict[str, str]:
     return checked
 
 
-def request(language: str, key: str, cell: str, code: bytes, env: Mapping[str, str] | None = None) -> bytes | None:
-    """What a kernel is sent for a cell; None if it is too long for one write: then its code goes by a file."""
+def request(
+    language: str,
+    key: str,
+    cell: str,
+    code: bytes,
+    env: Mapping[str, str] | None = None,
+    more: Mapping[str, object] | None = None,
+) -> bytes | None:
+    """What a kernel is sent for a cell; None if it is too long for one write: then its code goes by a file. ``more``:
+    what else Python's is told (docs/code.md)."""
     if len(code) > MAX_REQUEST:
         return None
     if language == "shell":
@@ -161,11 +169,14 @@ def request(language: str, key: str, cell: str, code: bytes, env: Mapping[str, s
     elif language in _WORDS:
         made = f"{key} {cell} code ".encode() + by_file(language, code, env)
     else:
-        made = _line({"key": key, "id": cell, "code": code.decode(), **({"env": dict(env)} if env else {})})
+        given = {"env": dict(env)} if env else {}
+        made = _line({"key": key, "id": cell, "code": code.decode(), **given, **(more or {})})
     return made if len(made) <= MAX_REQUEST else None
 
 
-def by_file(language: str, code: bytes, env: Mapping[str, str] | None = None) -> bytes:
+def by_file(
+    language: str, code: bytes, env: Mapping[str, str] | None = None, more: Mapping[str, object] | None = None
+) -> bytes:
     """What the file holds that a cell goes by."""
     if language == "shell":
         lent = b"".join(b" %b %b" % (name.encode(), _quoted(value.encode())) for name, value in (env or {}).items())
@@ -173,10 +184,10 @@ def by_file(language: str, code: bytes, env: Mapping[str, str] | None = None) ->
     if language in _WORDS:
         variables = [part.encode() for pair in (env or {}).items() for part in pair]
         return " ".join(map(_word, (code, *variables))).encode() + b"\n"
-    return _line({"code": code.decode(), "env": dict(env)}) if env else code
+    return _line({"code": code.decode(), "env": dict(env or {}), **(more or {})}) if env or more else code
 
 
-def request_by_file(language: str, key: str, cell: str, path: str, env: Mapping[str, str] | None = None) -> bytes:
+def request_by_file(language: str, key: str, cell: str, path: str, env: Mapping[str, object] | None = None) -> bytes:
     """The same, for a cell that lies in a file of the sandbox."""
     if language == "shell":
         return _shell(cell, b". " + _quoted(path.encode()))

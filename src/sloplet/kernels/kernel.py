@@ -514,7 +514,7 @@ def run(source: str, name: str) -> BaseException | None:
 
 def serve_one(cell: dict[str, Any]) -> None:
     global count
-    count += 1
+    count += not cell.get("silent")
     with wire.lock:  # what a thread displays just now is of one cell
         wire.cell = str(cell.get("id")).encode()
         wire.say(b"begin %d" % count)
@@ -526,7 +526,8 @@ def serve_one(cell: dict[str, Any]) -> None:
     error: BaseException | None
     lent = Lent()
     try:
-        source, variables = asked(cell)
+        source, variables, own = asked(cell)
+        base.take(own)
         lent.take(variables)
         error = run(source, f"<cell {count}>")
     except BaseException as problem:
@@ -547,8 +548,8 @@ def serve_one(cell: dict[str, Any]) -> None:
     wire.say(b"end", err=True)
 
 
-def asked(cell: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """The source, and the variables that the environment has for this cell alone."""
+def asked(cell: dict[str, Any]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """The source, the variables that the environment has for this cell alone, and the sandbox's own."""
     if "file" in cell:
         with open(cell["file"], "rb") as file:
             text = file.read().decode("utf-8-sig")
@@ -557,7 +558,21 @@ def asked(cell: dict[str, Any]) -> tuple[str, dict[str, str]]:
         except OSError:
             pass
         cell = json.loads(text) if cell.get("whole") else {**cell, "code": text}
-    return str(cell["code"]).lstrip("\ufeff"), dict(cell.get("env") or {})
+    return str(cell["code"]).lstrip("\ufeff"), dict(cell.get("env") or {}), dict(cell.get("base") or {})
+
+
+class Base:
+    """The sandbox's own variables. A kernel that was saved with a template learns those of the sandbox that it is in now;
+    what code has changed stays as it is."""
+
+    def __init__(self) -> None:
+        self.told = dict(os.environ)
+
+    def take(self, variables: dict[str, str]) -> None:
+        for name, value in variables.items():
+            if self.told.get(name) != value and os.environ.get(name) == self.told.get(name):
+                os.environ[name] = value
+            self.told[name] = value
 
 
 class Lent:
@@ -614,6 +629,7 @@ class Generation:
                 sys.modules[name].seed()
 
 
+base = Base()
 generation = Generation()
 
 

@@ -58,6 +58,7 @@ def template_name(name: str) -> str:
 async def warm(name: str, controller: Controller, *, template: str | None = None, **limits: Any) -> Snapshot:
     """A live template of a standard image: started, with a Python kernel that has imported what everybody imports. One
     of that name is replaced if it is of that image, else SnapshotExists. ImageNotFound where the image is not built."""
+    from ..code.cell import Wishes
     from ..netspec import Network
     from ..sandbox import AsyncSandbox
 
@@ -71,7 +72,8 @@ async def warm(name: str, controller: Controller, *, template: str | None = None
     # With a network that reaches nothing: who starts from the template may then ask for one that does.
     box = AsyncSandbox(image=name, engine="gvisor", network=Network(), controller=controller, **limits)
     async with box:
-        result = await box.code(code, timeout=300)
+        kernel = await box._kernels.kernel("python", None)
+        result = await box._cell(kernel, code, Wishes(300, silent=True))  # the first cell of who starts from it is his
         if result.error is not None:
             raise KernelError(f"{name} could not be warmed up: {result.error.name}: {result.error.message}")
         if old is not None:
