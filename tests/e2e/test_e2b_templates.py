@@ -58,6 +58,40 @@ def test_javascript(server: E2BServer, version: str, mode: str) -> None:
     server.node(version, HERE / "js" / "templates.cjs", mode, engine)
 
 
+WARM = """
+import time
+from e2b_code_interpreter import Sandbox
+
+def kernels(box):
+    return int(box.commands.run("pgrep -c -u user python3 || true").stdout)
+
+def first(**options):
+    box = Sandbox.create(timeout=100, **options)
+    try:
+        before = kernels(box)
+        cell = box.run_code("import os; os.environ.get('A')")
+        return before, cell.text, cell.execution_count, kernels(box)
+    finally:
+        box.kill()
+
+cold = first()
+deadline = time.monotonic() + 120
+while (warm := first(envs={"A": "of the sandbox"}))[0] == 0:
+    assert time.monotonic() < deadline
+    time.sleep(0.5)
+print(json.dumps([cold, warm]))
+"""
+
+
+def test_the_code_interpreter_is_warm_after_its_first_use(server: E2BServer) -> None:
+    """A kernel runs in it from the beginning, and knows the variables of its sandbox."""
+    if "gvisor" not in server.keys:
+        pytest.skip("gvisor cannot run here")
+    cold, warm = server.run_python("new", WARM, engine="gvisor")
+    assert warm == [1, "'of the sandbox'", 1, 1]
+    assert cold in ([0, None, 1, 1], [1, None, 1, 1])  # another test may have been first
+
+
 @pytest.fixture
 def client(server: E2BServer) -> Iterator[httpx.Client]:
     with server.served.client(server.keys["container"]) as made:

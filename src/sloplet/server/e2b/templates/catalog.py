@@ -101,7 +101,7 @@ class Templates:
         """
         found = self.resolve(caller, reference)
         if isinstance(found, str):
-            return await self.standard.plan(caller, found, fresh=bool(body.get("volumeMounts") or body.get("envVars")))
+            return await self.standard.plan(caller, found, fresh=bool(body.get("volumeMounts")))
         template = self.store.find(caller.tenant.name, found.template)
         plan = Plan(
             found.template, alias=template.name if template else "", build=found.id, user=found.user,

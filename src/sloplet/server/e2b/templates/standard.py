@@ -48,8 +48,8 @@ class Standard:
         self._tried: dict[tuple[str, str], float] = {}
 
     async def plan(self, caller: Caller, name: str, *, fresh: bool = False) -> Plan:
-        """refused (503) while it is being built: that takes longer than clients wait for an answer. ``fresh``: what
-        would run in a warm one lacks something."""
+        """refused (503) while it is being built: that takes longer than clients wait for an answer. ``fresh``: not
+        from a state that runs already."""
         try:
             image = await asyncio.wait_for(self.image(caller.tenant, name), _PATIENCE)
         except TimeoutError:
