@@ -128,7 +128,7 @@ class Making:
         self._seconds, self._secure = seconds, secure
 
     async def _plan(self) -> tuple[Plan, Made]:
-        plan = await self._facade.templates.plan(self._caller, text(self._body, "templateID", most=256))
+        plan = await self._facade.templates.plan(self._caller, text(self._body, "templateID", most=256), self._body)
         made = await spec_of(self._facade, self._caller, plan, self._body, self._seconds)
         if not self._secure and not made.record.public:
             raise refused(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ....errors import ServerBusy, SlopletError
+from ....errors import SlopletError
 from ...building import LONGEST
 from ...caller import Caller
 from ...logs import log as server_log
@@ -17,6 +15,7 @@ from ..answers import refused, text_of
 from .asked import BuildAsked
 from .building import Building
 from .logs import BuildLog
+from .places import waited
 from .steps import StepFailed
 from .store import BUILDING, FAILED, WAITING, Build
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from .catalog import Templates
 
 _QUEUED = 20  # builds of one tenant that wait for a place or are under way
-_LOOK = 0.5  # seconds
+_WAITS = "Waiting for other builds to end"
 
 
 class Builds:
@@ -63,8 +62,9 @@ class Builds:
     async def _run(self, caller: Caller, build: Build, asked: BuildAsked, log: BuildLog) -> None:
         reason, step, hint = "the build was stopped", "", None
         made: Build | None = None
+        places = self._facade.server.images.builds
         try:
-            async with asyncio.timeout(LONGEST), self._place(caller, log):
+            async with asyncio.timeout(LONGEST), waited(places, caller.tenant.name, lambda: log.add(_WAITS)):
                 made = await Building(self._templates, caller, build, asked, log).build()
         except StepFailed as error:
             reason, step, hint = error.message, error.step, error.hint
@@ -90,19 +90,3 @@ class Builds:
             await self._templates.sweep(caller.tenant)
         else:
             await self._templates.completed(caller, replace(made, finished_at=now))
-
-    @asynccontextmanager
-    async def _place(self, caller: Caller, log: BuildLog) -> AsyncIterator[None]:
-        """One of the places for builds; who comes when there is none waits for it."""
-        places, stack, told = self._facade.server.images.builds, ExitStack(), False
-        while True:
-            try:
-                stack.enter_context(places.take(caller.tenant.name))
-                break
-            except ServerBusy:
-                if not told:
-                    log.add("Waiting for other builds to end")
-                    told = True
-            await asyncio.sleep(_LOOK)
-        with stack:
-            yield

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....controller import SandboxInfo
 from ....errors import ImageError, SlopletError
@@ -94,18 +94,22 @@ class Templates:
             raise refused(404, f"template '{text[:200]}' not found: it has no build with the tag '{reference.tag}'")
         return build
 
-    async def plan(self, caller: Caller, reference: str) -> Plan:
-        """What a sandbox of that template is made of; refused (404) where there is none."""
+    async def plan(self, caller: Caller, reference: str, body: Mapping[str, Any]) -> Plan:
+        """What a sandbox of that template is made of, for the ``body`` of a create; refused (404) where there is none.
+
+        What runs already can be given no volume.
+        """
         found = self.resolve(caller, reference)
         if isinstance(found, str):
-            return await self.standard.plan(caller, found)
+            return await self.standard.plan(caller, found, fresh=bool(body.get("volumeMounts")))
         template = self.store.find(caller.tenant.name, found.template)
         plan = Plan(
             found.template, alias=template.name if template else "", build=found.id, user=found.user,
             workdir=found.workdir, start=found.start, ready=found.ready, **plan_limits(found),
         )  # fmt: skip
-        saved = found.snapshot and (not found.image or found.engine == await engine_of(self.facade, caller))
-        if saved:
+        if found.snapshot and (not found.image or (
+            found.engine == await engine_of(self.facade, caller) and not body.get("volumeMounts")
+        )):  # fmt: skip
             return replace(plan, snapshot=found.snapshot, start="" if found.live else found.start)
         return replace(plan, image=found.image)
 

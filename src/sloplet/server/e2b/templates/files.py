@@ -26,6 +26,7 @@ from ...caller import Caller
 from ...writing import pieces
 from ..answers import Answer, refused
 from ..api import Asked, Route
+from .places import waited
 from .steps import HASH_RE
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Files:
             raise refused(400, "this is no hash")
         if self._facade.templates.store.find(tenant.name, template) is None:
             raise refused(404, f"template '{template[:80]}' not found")
-        with server.images.uploads.take(tenant.name):
+        async with waited(server.images.uploads, tenant.name):
             body = pieces(Request(asked.scope, asked.receive), server.settings.max_upload)
             await self._keep(tenant.home, self.path(tenant.home, template, digest), body)
         return Answer(200, {})

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _DISK_MB = 10 << 10
 _MOST_OFFSET = 10**9
+_MOST_TEMPLATES, _MOST_WAITING = 10_000, 100
 _OLD = 86400.0  # seconds after which a build that was announced and never begun is forgotten
 
 
@@ -75,9 +76,12 @@ class TemplateRoutes:
         now = time.time()
         template = self._store.find(tenant, name)
         if template is None:
+            if len(self._store.of_tenant(tenant)) >= _MOST_TEMPLATES:
+                raise refused(400, f"there are {_MOST_TEMPLATES} templates already: delete some")
             template = self._store.put(Template(new_template_id(), tenant, name, now, now))
-        for old in self._store.builds(template.id):
-            if old.status == WAITING and now - old.created_at > _OLD:
+        waiting = [each for each in self._store.builds(template.id) if each.status == WAITING]
+        for number, old in enumerate(waiting):
+            if number >= _MOST_WAITING or now - old.created_at > _OLD:
                 self._store.drop_build(old)
         return template, self._store.put_build(Build(
             str(uuid.uuid4()), tenant, template.id, WAITING, now, tags=new.tags, cpus=new.cpus, memory=new.memory,

@@ -47,14 +47,15 @@ class Standard:
         self._warm: dict[tuple[str, str], str] = {}  # tenant and name -> the saved state
         self._tried: dict[tuple[str, str], float] = {}
 
-    async def plan(self, caller: Caller, name: str) -> Plan:
-        """refused (503) while it is being built: that takes longer than clients wait for an answer."""
+    async def plan(self, caller: Caller, name: str, *, fresh: bool = False) -> Plan:
+        """refused (503) while it is being built: that takes longer than clients wait for an answer. ``fresh``: not
+        from a state that runs already."""
         try:
             image = await asyncio.wait_for(self.image(caller.tenant, name), _PATIENCE)
         except TimeoutError:
             raise refused(503, f"the template '{name}' is being built, which takes minutes, once: try again") from None
         plan = Plan(name, alias=name, image=image, home="/home/user", workdir="/home/user")
-        if name not in _WARM or await engine_of(self._facade, caller) != "gvisor":
+        if fresh or name not in _WARM or await engine_of(self._facade, caller) != "gvisor":
             return plan
         warm = await self._warmed(caller, name)
         return plan if not warm else Plan(name, alias=name, snapshot=warm, home="/home/user", workdir="/home/user")

@@ -20,14 +20,14 @@ from ..api import optional, texts
 
 HASH_RE = re.compile(r"[0-9a-f]{64}\Z")
 _TYPES = ("RUN", "COPY", "USER", "WORKDIR", "ENV")
-_USER_RE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?|[0-9]{1,9})\Z")
+_USER_RE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\Z")
 _OWNER_RE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z")
 _MODE_RE = re.compile(r"(?:0o)?([0-7]{3,5})\Z")
 _VARIABLE_RE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _GLOB = frozenset("*?[{")
 _MOST_STEPS = 1000
 _MOST_ARGS = 1000
-_ROOT = ("root", "0")
+_ROOT = "root"
 
 _ADD_USER = """set -e
 if ! id -u "$1" >/dev/null 2>&1; then
@@ -181,10 +181,9 @@ class _Translating:
         name, sudo = step.args[0], step.arg(1)
         if not _USER_RE.match(name):
             raise step.wrong(f"failed to create user '{name[:80]}': this is no name of a user")
-        if name not in (*_ROOT, "user") and not name.isdecimal():
+        if name not in (_ROOT, "user"):
             argv = ("/bin/sh", "-c", _ADD_USER, "sh", name, sudo)
-            if self._user not in _ROOT:
-                self._be(step, "0")
+            self._be(step, _ROOT)
             self._add(step, Run(_line(step, "RUN", f"adduser {name}"), argv=argv), main=False)
         self._add(step, Text(_line(step, "USER", name), literal(name)))
         self._user = name
@@ -196,7 +195,7 @@ class _Translating:
         for name, _ in pairs:
             if not name or "=" in name:
                 raise step.wrong(f"ENV: {name[:80]!r} is no name of a variable")
-        home = "/root" if self._user in _ROOT else f"/home/{self._user}"
+        home = "/root" if self._user == _ROOT else f"/home/{self._user}"
         found = tuple((literal(name), expandable(value, home)) for name, value in pairs)
         self._add(step, Env(_line(step, "ENV", " ".join(step.args)), found))
 

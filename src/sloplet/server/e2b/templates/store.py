@@ -70,11 +70,12 @@ class TemplateStore(Connected):
         self._templates: dict[str, Template] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._builds: dict[str, Build] = {}
+        self._of_template: dict[str, dict[str, Build]] = {}
         self._tags: dict[str, dict[str, Tag]] = {}
         for row in self._read("SELECT id, tenant, name, created_at, updated_at, public FROM e2b_templates", ()):
             self._know(Template(row[0], row[1], row[2] or "", row[3], row[4], bool(row[5])))
         for row in self._read("SELECT id, tenant, template, status, created_at, document FROM e2b_builds", ()):
-            self._builds[row[0]] = Build(*row[:5], **json.loads(row[5]))
+            self._know_build(Build(*row[:5], **json.loads(row[5])))
         for row in self._read("SELECT template, tag, build, created_at FROM e2b_tags", ()):
             self._tags.setdefault(row[0], {})[row[1]] = Tag(*row[1:])
         self._loaded = True
@@ -83,6 +84,10 @@ class TemplateStore(Connected):
         self._templates[template.id] = template
         if template.name:
             self._names[template.tenant, template.name] = template.id
+
+    def _know_build(self, build: Build) -> None:
+        self._builds[build.id] = build
+        self._of_template.setdefault(build.template, {})[build.id] = build
 
     # -- templates ---------------------------------------------------------------------
 
@@ -117,7 +122,8 @@ class TemplateStore(Connected):
             db.execute("DELETE FROM e2b_builds WHERE template = ?", (template.id,))
             db.execute("DELETE FROM e2b_templates WHERE id = ?", (template.id,))
         self._tags.pop(template.id, None)
-        self._builds = {key: each for key, each in self._builds.items() if each.template != template.id}
+        for build in self._of_template.pop(template.id, {}):
+            self._builds.pop(build, None)
         self._templates.pop(template.id, None)
         self._names.pop((template.tenant, template.name), None)
 
@@ -130,8 +136,9 @@ class TemplateStore(Connected):
     def builds(self, template: str) -> list[Build]:
         """The newest first."""
         self._load()
-        found = [each for each in self._builds.values() if each.template == template]
-        return sorted(found, key=lambda each: (each.created_at, each.id), reverse=True)
+        return sorted(
+            self._of_template.get(template, {}).values(), key=lambda each: (each.created_at, each.id), reverse=True
+        )
 
     def unfinished(self) -> list[Build]:
         self._load()
@@ -149,7 +156,7 @@ class TemplateStore(Connected):
         columns = [document.pop(name) for name in ("id", "tenant", "template", "status", "created_at")]
         with self._write() as db:
             db.execute("INSERT OR REPLACE INTO e2b_builds VALUES (?, ?, ?, ?, ?, ?)", (*columns, json.dumps(document)))
-        self._builds[build.id] = build
+        self._know_build(build)
         return build
 
     def change_build(self, build: Build, **values: Any) -> Build:
@@ -163,6 +170,7 @@ class TemplateStore(Connected):
         with self._write() as db:
             db.execute("DELETE FROM e2b_builds WHERE id = ?", (build.id,))
         self._builds.pop(build.id, None)
+        self._of_template.get(build.template, {}).pop(build.id, None)
 
     # -- tags --------------------------------------------------------------------------
 
