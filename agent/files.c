@@ -226,30 +226,52 @@ void op_stat(struct stream *s, const struct fields *f)
     stream_close(s, &w);
 }
 
-void op_mkdir(struct stream *s, const struct fields *f)
+/* As whoever has been entered; what is made is given to the owner, if there is one (its uid is not -1). 0 or an errno. */
+static int make_folders(const struct call *c, mode_t mode, const struct user *owner)
 {
-    struct call c;
-    struct user owner;
     char name[256];
-    mode_t mode;
     bool slash;
     int dir, error = 0;
 
+    if (c->flags & MKDIR_FLAG_PARENTS)
+        return make_parents(c->path, mode, true, owner);
+    dir = path_parent(AT_FDCWD, c->path, name, &slash);
+    if (dir < 0 || mkdirat(dir, name, mode) < 0) {
+        error = errno;
+    } else if (owner->uid != (uid_t)-1) {
+        int made = own_folder(dir, name, owner, &error);
+        if (made >= 0)
+            close(made);
+    }
+    if (dir >= 0)
+        close(dir);
+    return error;
+}
+
+void op_mkdir(struct stream *s, const struct fields *f)
+{
+    struct user owner, nobody = {.uid = (uid_t)-1};
+    struct call c;
+    mode_t mode;
+    int error;
+
     if (!want_mode(s, f, 0755, &mode) || !want_owner(s, f, &owner) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
         return;
-    if (c.flags & MKDIR_FLAG_PARENTS) {
-        error = make_parents(c.path, mode, true, &owner);
-    } else {
-        dir = path_parent(AT_FDCWD, c.path, name, &slash);
-        if (dir < 0 || mkdirat(dir, name, mode) < 0)
-            error = errno;
-        else if (owner.uid != (uid_t)-1) {
-            int made = own_folder(dir, name, &owner, &error);
-            if (made >= 0)
-                close(made);
+    if (owner.uid == (uid_t)-1) {
+        error = make_folders(&c, mode, &nobody);
+    } else if (c.user.uid != 0 && c.user.uid != owner.uid) {
+        error = EPERM;
+    } else { /* as the owner, and only where he may not as who asks */
+        user_leave();
+        error = user_enter(&owner);
+        if (!error)
+            error = make_folders(&c, mode, &nobody);
+        if ((error == EACCES || error == EPERM) && c.user.uid == 0) {
+            user_leave();
+            error = user_enter(&c.user);
+            if (!error)
+                error = make_folders(&c, mode, &owner);
         }
-        if (dir >= 0)
-            close(dir);
     }
     call_end(s, error, "make folder", c.path);
 }

@@ -14,6 +14,7 @@ from typing import Any
 from ...controller import Stream
 from ...errors import (
     DiskFull,
+    FileDenied,
     FileError,
     FileExists,
     FileIsDirectory,
@@ -190,7 +191,7 @@ async def _write(call: Call, asked: _Upload, path: str, data: AsyncIterator[byte
     files = files_of(call)
     try:
         await files.write(path, data, in_place=True, parents=True, user=ROOT, owner=asked.owner)
-        await _set_metadata(call, path, asked.metadata)
+        await _set_metadata(call, path, asked)
     except FileIsDirectory:
         raise refused(400, f"path is a directory: {path}") from None
     except (FileNotDirectory, FileExists):
@@ -201,13 +202,17 @@ async def _write(call: Call, asked: _Upload, path: str, data: AsyncIterator[byte
     return {**found, "metadata": asked.metadata} if asked.metadata else found
 
 
-async def _set_metadata(call: Call, path: str, metadata: dict[str, str]) -> None:
+async def _set_metadata(call: Call, path: str, asked: _Upload) -> None:
     """All of it is replaced, by nothing if there is none."""
-    given = {PREFIX + key: value for key, value in metadata.items()}
+    given = {PREFIX + key: value for key, value in asked.metadata.items() if value}  # gVisor keeps no empty ones
+    files = files_of(call)
     try:
-        await files_of(call).set_attributes(path, given, prefix=PREFIX, replace=True, user=ROOT)
+        try:
+            await files.set_attributes(path, given, prefix=PREFIX, replace=True, user=asked.owner)
+        except FileDenied:
+            await files.set_attributes(path, given, prefix=PREFIX, replace=True, user=ROOT)
     except FileError:
-        if metadata:
+        if given:
             raise
 
 
