@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from datetime import datetime
@@ -32,7 +33,12 @@ _MAX_COPIES = 20
 
 
 class Document(RootModel[dict[str, Any]]):
-    """An answer that is kept to be given again."""
+    """What is kept of an answer, for it to be given again: no token."""
+
+
+def _kept_of(record: Record) -> Document:
+    named = ("sandbox", "tenant", "key", "template", "alias", "secure", "public")
+    return Document({name: getattr(record, name) for name in named})
 
 
 _Found = list[tuple[SandboxInfo, Record]]  # spelled here: inside Sandboxes, `list` is a method
@@ -59,23 +65,23 @@ class Sandboxes:
 
     # -- making ------------------------------------------------------------------------
 
-    async def create(self, asked: Asked) -> Answer | None:
+    async def create(self, asked: Asked) -> Answer:
         return await self._create(asked, DEFAULT_TIMEOUT, secure=True)
 
-    async def create_old(self, asked: Asked) -> Answer | None:
+    async def create_old(self, asked: Asked) -> Answer:
         return await self._create(asked, _OLD_TIMEOUT, secure=optional(asked.body, "secure", bool, False))
 
-    async def _create(self, asked: Asked, default: float, *, secure: bool) -> Answer | None:
+    async def _create(self, asked: Asked, default: float, *, secure: bool) -> Answer:
         making = Making(self._facade, asked, _timeout(asked.body, default), secure)
         if asked.header("idempotency-key") is None:
             return Answer(201, self._sandbox(asked, await making.make()))
 
         async def work() -> Document:
-            return Document(self._sandbox(asked, await making.make()))
+            return _kept_of(await making.make())
 
         async def find(sandbox: str) -> Document | None:
             found = await making.find(sandbox)
-            return None if found is None else Document(self._sandbox(asked, found))
+            return None if found is None else _kept_of(found)
 
         once, body = self._facade.server.once, dump(asked.body)
         try:
@@ -84,8 +90,9 @@ class Sandboxes:
             if "Idempotency-Key" not in error.message:
                 raise
             raise refused(422, error.message, error_code="idempotency_request_mismatch") from None
-        await response(asked.scope, asked.receive, asked.send)
-        return None
+        record = Record(**json.loads(bytes(response.body)))
+        replayed = {name: value for name, value in response.headers.items() if name == "idempotent-replayed"}
+        return Answer(response.status_code, self._sandbox(asked, record), replayed)
 
     def _sandbox(self, asked: Asked, record: Record) -> dict[str, Any]:
         facade = self._facade
@@ -174,8 +181,14 @@ class Sandboxes:
 
     async def kill(self, asked: Asked) -> Answer:
         info, _ = await self.find(asked)
+        known = self._facade.records.find(info.id)
         self._facade.forget(info.id)  # from now on nobody is told that it runs
-        await asked.caller.tenant.controller.kill(info.id)
+        try:
+            await asked.caller.tenant.controller.kill(info.id)
+        except BaseException:
+            if known is not None:
+                await self._facade.records.put(known)
+            raise
         return Answer(204)
 
     async def set_timeout(self, asked: Asked) -> Answer:
@@ -213,7 +226,7 @@ class Sandboxes:
 
     async def connect(self, asked: Asked) -> Answer:
         info, record = await self.find(asked)
-        record = self._kept(asked.caller, record)
+        record = await self._kept(asked.caller, record)
         seconds = _timeout(asked.body, DEFAULT_TIMEOUT)
         if info.state != "paused":
             await self._extend(asked, info, seconds)
@@ -221,18 +234,19 @@ class Sandboxes:
         await self._facade.wake(asked.caller, record, seconds, memory=optional(asked.body, "memory", bool, True))
         return Answer(201, self._sandbox(asked, record))
 
-    def _kept(self, caller: Caller, record: Record) -> Record:
-        """One that was made by other ways is E2B's, too, from when it is first connected to."""
-        if record.key:
+    async def _kept(self, caller: Caller, record: Record) -> Record:
+        """One that was made by other ways is E2B's, too, from when it is first connected to; one whose key is none any
+        more is that of who has come for it."""
+        if record.key and self._facade.server.keys.current(record.key) is not None:
             return record
         made = replace(record, key=caller.key.id)
-        self._facade.records.put(made)
+        await self._facade.records.put(made)
         return made
 
     async def resume(self, asked: Asked) -> Answer:
         """The first version's."""
         info, record = await self.find(asked)
-        record = self._kept(asked.caller, record)
+        record = await self._kept(asked.caller, record)
         if info.state != "paused":
             raise refused(409, f"Sandbox {info.id} is already running")
         await self._facade.wake(asked.caller, record, _timeout(asked.body, _OLD_TIMEOUT))
@@ -254,7 +268,7 @@ class Sandboxes:
             replace(record, sandbox=each.id, tenant=asked.caller.tenant.name, key=asked.caller.key.id, timeout=seconds)
             for each in made
         ]
-        self._facade.records.put(*copies)
+        await self._facade.records.put(*copies)
         for each in copies:
             self._facade.mark(each)
         return Answer(201, [{"sandbox": self._sandbox(asked, each)} for each in copies])
