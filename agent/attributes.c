@@ -64,7 +64,10 @@ static ssize_t read_one(struct attributes_of of, const char *name)
     return n < 0 ? -1 : n + (ssize_t)at;
 }
 
-void attributes_fields(struct fw *w, struct attributes_of of, const char *prefix, size_t most)
+#define FIELD_HEAD 6   /* tag and length */
+#define COUNT_FIELD 14 /* what is left out */
+
+void attributes_fields(struct fw *w, struct attributes_of of, const char *prefix, size_t most, size_t reserve)
 {
     ssize_t all = list_names(of);
     size_t used = 0;
@@ -72,9 +75,10 @@ void attributes_fields(struct fw *w, struct attributes_of of, const char *prefix
 
     for (const char *name = names; name < names + all; name += strlen(name) + 1) {
         ssize_t n = begins(name, prefix) ? read_one(of, name) : 0;
-        if (n > 0 && used + (size_t)n <= most) {
+        size_t whole = n > 0 ? (size_t)n + FIELD_HEAD : 0;
+        if (n > 0 && used + whole <= most && w->len + whole + reserve + COUNT_FIELD <= w->cap) {
             fw_bytes(w, TAG_ATTRIBUTE, field, (size_t)n);
-            used += (size_t)n;
+            used += whole;
         } else if (n > 0 || (n < 0 && errno == ERANGE)) {
             left_out++;
         }

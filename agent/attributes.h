@@ -18,9 +18,9 @@ struct attributes_of {
 
 /* PREFIX, or all that there may be. False: the stream was closed. `out` holds ATTRIBUTE_NAME_MAX + 1 bytes. */
 bool want_prefix(struct stream *s, const struct fields *f, char *out);
-/* One ATTRIBUTE field for each that begins with the prefix, up to `most` bytes of them, and COUNT if some were left out. What
- * cannot be read is not told. */
-void attributes_fields(struct fw *w, struct attributes_of of, const char *prefix, size_t most);
+/* One ATTRIBUTE field for each that begins with the prefix, up to `most` bytes of them and so that `reserve` bytes are left in
+ * w, and COUNT if some were left out. What cannot be read is not told. */
+void attributes_fields(struct fw *w, struct attributes_of of, const char *prefix, size_t most, size_t reserve);
 
 /* For UNPACK. Whether all ATTRIBUTE fields can be set; and setting them: 0 or an errno. */
 bool attributes_good(const struct fields *f);

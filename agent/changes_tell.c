@@ -65,7 +65,7 @@ static void end_record(struct changes *c, const struct fw *w)
 static void tell_attributes(const struct changes *c, struct fw *w, const struct attributes_of *of)
 {
     if (c->attributes && of)
-        attributes_fields(w, *of, "user.", ATTRIBUTES_CHANGED);
+        attributes_fields(w, *of, "user.", ATTRIBUTES_CHANGED, 2 * NAMES_BUF + 64); /* names, or another path, follow */
 }
 
 void tell(struct changes *c, const struct stat *st, const struct attributes_of *of, const char *link, int64_t flags, const char *same_as)

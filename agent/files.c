@@ -92,6 +92,16 @@ bool want_owner(struct stream *s, const struct fields *f, struct user *owner)
     return !error;
 }
 
+/* Gives a folder that was just made to its owner. Its O_PATH fd, or -1 and an errno in error. */
+static int own_folder(int dir, const char *name, const struct user *owner, int *error)
+{
+    int fd = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd < 0 || fchownat(fd, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
+        *error = errno;
+    return fd;
+}
+
 int make_parents(const char *path, mode_t mode, bool whole, const struct user *owner)
 {
     int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0), error = at < 0 ? errno : 0;
@@ -116,12 +126,13 @@ int make_parents(const char *path, mode_t mode, bool whole, const struct user *o
         path += len;
         next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
         if (next < 0 && errno == ENOENT) {
-            if (mkdirat(at, part, last ? mode : 0755) < 0 && errno != EEXIST)
+            bool made = mkdirat(at, part, last ? mode : 0755) == 0;
+            if (!made && errno != EEXIST)
                 error = errno;
+            else if (made && owner->uid != (uid_t)-1) /* what was made here, not what somebody has put in its place */
+                next = own_folder(at, part, owner, &error);
             else
                 next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
-            if (next >= 0 && owner->uid != (uid_t)-1 && fchownat(next, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
-                error = errno;
         }
         if (next < 0 && !error)
             error = errno;
@@ -208,34 +219,59 @@ void op_stat(struct stream *s, const struct fields *f)
     extras_fields(&w, &e, AT_FDCWD, c.path, c.path, &st);
     fd = extras_attributed(&e, &st) ? path_open(AT_FDCWD, c.path, O_RDONLY | O_NONBLOCK | O_NOCTTY | last, 0) : -1;
     if (fd >= 0) {
-        attributes_fields(&w, (struct attributes_of){fd, NULL}, e.prefix, ATTRIBUTES_BESIDE);
+        attributes_fields(&w, (struct attributes_of){fd, NULL}, e.prefix, ATTRIBUTES_BESIDE, 0);
         close(fd);
     }
     user_leave();
     stream_close(s, &w);
 }
 
-void op_mkdir(struct stream *s, const struct fields *f)
+/* As whoever has been entered; what is made is given to the owner, if there is one (its uid is not -1). 0 or an errno. */
+static int make_folders(const struct call *c, mode_t mode, const struct user *owner)
 {
-    struct call c;
-    struct user owner;
     char name[256];
-    mode_t mode;
     bool slash;
     int dir, error = 0;
 
+    if (c->flags & MKDIR_FLAG_PARENTS)
+        return make_parents(c->path, mode, true, owner);
+    dir = path_parent(AT_FDCWD, c->path, name, &slash);
+    if (dir < 0 || mkdirat(dir, name, mode) < 0) {
+        error = errno;
+    } else if (owner->uid != (uid_t)-1) {
+        int made = own_folder(dir, name, owner, &error);
+        if (made >= 0)
+            close(made);
+    }
+    if (dir >= 0)
+        close(dir);
+    return error;
+}
+
+void op_mkdir(struct stream *s, const struct fields *f)
+{
+    struct user owner, nobody = {.uid = (uid_t)-1};
+    struct call c;
+    mode_t mode;
+    int error;
+
     if (!want_mode(s, f, 0755, &mode) || !want_owner(s, f, &owner) || !call_begin(s, f, MKDIR_FLAG_PARENTS, &c))
         return;
-    if (c.flags & MKDIR_FLAG_PARENTS) {
-        error = make_parents(c.path, mode, true, &owner);
-    } else {
-        dir = path_parent(AT_FDCWD, c.path, name, &slash);
-        if (dir < 0 || mkdirat(dir, name, mode) < 0)
-            error = errno;
-        else if (owner.uid != (uid_t)-1 && fchownat(dir, name, owner.uid, owner.gid, AT_SYMLINK_NOFOLLOW) < 0)
-            error = errno;
-        if (dir >= 0)
-            close(dir);
+    if (owner.uid == (uid_t)-1) {
+        error = make_folders(&c, mode, &nobody);
+    } else if (c.user.uid != 0 && c.user.uid != owner.uid) {
+        error = EPERM;
+    } else { /* as the owner, and only where he may not as who asks */
+        user_leave();
+        error = user_enter(&owner);
+        if (!error)
+            error = make_folders(&c, mode, &nobody);
+        if ((error == EACCES || error == EPERM) && c.user.uid == 0) {
+            user_leave();
+            error = user_enter(&c.user);
+            if (!error)
+                error = make_folders(&c, mode, &owner);
+        }
     }
     call_end(s, error, "make folder", c.path);
 }

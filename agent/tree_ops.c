@@ -32,7 +32,7 @@ static void entry_extras(struct listing *l, struct fw *w, int dir, const char *n
 
     extras_fields(w, &l->extras, dir, name, fits ? whole : NULL, st);
     if (extras_attributed(&l->extras, st) && fchdir(dir) == 0)
-        attributes_fields(w, (struct attributes_of){-1, name}, l->extras.prefix, ATTRIBUTES_BESIDE);
+        attributes_fields(w, (struct attributes_of){-1, name}, l->extras.prefix, ATTRIBUTES_BESIDE, 0);
 }
 
 static void list_entry(struct listing *l, int dir, const char *name, const struct stat *st)

@@ -17,7 +17,8 @@
 struct writing {
     struct source out; /* the open file; watched only where it can be full */
     struct stream *stream;
-    struct user user, owner; /* who writes; whom it is given to, if its uid is not -1 */
+    struct user user, owner; /* who writes; whom what is new is given to, if `giving` */
+    bool giving;
     int dir;                   /* holds name and temp */
     char name[256], temp[24];  /* temp is empty when written in place */
     mode_t mode;
@@ -53,7 +54,7 @@ static void write_finish(struct stream *s)
         error = user_enter(&w->user);
         if (!error && w->keep_owner && fchown(w->out.fd, w->uid, w->gid) < 0)
             w->keep_owner = false; /* only root may give files away */
-        if (!error && w->owner.uid != (uid_t)-1 && fchown(w->out.fd, w->owner.uid, w->owner.gid) < 0)
+        if (!error && w->giving && !w->keep_owner && fchown(w->out.fd, w->owner.uid, w->owner.gid) < 0)
             error = errno;
         if (!error && !has_mode(w->out.fd, w->mode) && fchmod(w->out.fd, w->mode) < 0)
             error = errno;
@@ -162,7 +163,7 @@ static void write_release(struct stream *s)
 }
 
 /* Follows links at the last part by their text, until w->dir and w->name are where the file is or
- * will be. 0 or an errno. */
+ * will be. Who acts for another follows none: he would be led to what the other may not write. 0 or an errno. */
 static int find_target(struct writing *w, const char *path, struct stat *st)
 {
     char text[PATH_LIMIT];
@@ -186,6 +187,8 @@ static int find_target(struct writing *w, const char *path, struct stat *st)
         }
         if (!S_ISLNK(st->st_mode))
             return 0;
+        if (w->giving)
+            return ELOOP;
         /* one hop through the kernel tells a magic link from a plain one */
         n = path_open(dir, w->name, O_PATH, 0);
         if (n < 0 && errno != ENOENT && errno != EACCES)
@@ -222,31 +225,40 @@ static int open_in_place(struct writing *w, int flags)
     return openat(w->dir, w->name, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC | flags, w->mode);
 }
 
-/* The file itself, which is then the user's, if that may be: also where it was before, so that watchers see one change of
- * attributes each time. The fd, or -1 with errno. */
-static int open_and_own(struct writing *w, int64_t flags, bool exists, bool mode_given)
+static int open_failed(struct writing *w, int fd, bool made)
 {
+    int error = errno;
+
+    if (made)
+        unlinkat(w->dir, w->name, 0);
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+/* The file itself. A new one is the user's, or whom it is given to: said also where it is so by itself, so that watchers see
+ * one change of attributes. Another's file that may be written stays his where only root could take it. Emptied last: a write
+ * that is refused leaves it as it was. The fd, or -1 with errno. */
+static int open_and_own(struct writing *w, int64_t flags, const struct stat *old, bool mode_given)
+{
+    int append = flags & WRITE_FLAG_APPEND ? O_APPEND : 0;
+    const struct user *to = w->giving ? &w->owner : &w->user;
     mode_t mask = umask(0);
-    int fd = open_in_place(w, O_CREAT | (w->exclusive ? O_EXCL : 0) | (flags & WRITE_FLAG_APPEND ? O_APPEND : O_TRUNC));
+    int fd = open_in_place(w, O_CREAT | O_EXCL | append);
+    bool made = fd >= 0;
 
     umask(mask);
+    if (!made && errno == EEXIST && !w->exclusive)
+        fd = open_in_place(w, append);
     if (fd < 0)
         return -1;
-    if (w->owner.uid != (uid_t)-1 && fchown(fd, w->owner.uid, w->owner.gid) < 0) {
-        int error = errno;
-        close(fd);
-        errno = error;
-        return -1;
-    }
-    if (w->owner.uid == (uid_t)-1 && fchown(fd, w->user.uid, w->user.gid) < 0) {
-        /* another's file that may be written: only root may take it */
-    }
-    if ((mode_given || !exists) && !has_mode(fd, w->mode) && fchmod(fd, w->mode) < 0) {
-        int error = errno;
-        close(fd);
-        errno = error;
-        return -1;
-    }
+    if (made || (!w->giving && (old->st_uid != to->uid || old->st_gid != to->gid)))
+        if (fchown(fd, to->uid, to->gid) < 0 && w->giving)
+            return open_failed(w, fd, made);
+    if ((mode_given || made) && !has_mode(fd, w->mode) && fchmod(fd, w->mode) < 0)
+        return open_failed(w, fd, made);
+    if (!made && !append && ftruncate(fd, 0) < 0)
+        return open_failed(w, fd, made);
     return fd;
 }
 
@@ -266,7 +278,7 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
     if (exists && !mode_given)
         w->mode = old->st_mode & 07777;
     if (flags & WRITE_FLAG_IN_PLACE && (!exists || regular))
-        return open_and_own(w, flags, exists, mode_given);
+        return open_and_own(w, flags, old, mode_given);
     if ((flags & WRITE_FLAG_APPEND) || (exists && !regular))
         return open_in_place(w, (exists ? 0 : O_CREAT) | (w->exclusive ? O_EXCL : 0) |
                                     (flags & WRITE_FLAG_APPEND ? O_APPEND : 0));
@@ -296,14 +308,60 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
     return fd;
 }
 
+/* As whoever has been entered. The fd, or -1 with errno. */
+static int begin(struct writing *w, const struct call *c, bool mode_given)
+{
+    struct user nobody = {.uid = (uid_t)-1};
+    struct stat old;
+    int fd = -1, error = 0;
+
+    if (c->flags & WRITE_FLAG_PARENTS)
+        error = make_parents(c->path, 0755, false, w->giving ? &w->owner : &nobody);
+    if (!error)
+        error = find_target(w, c->path, &old);
+    if (!error) {
+        fd = open_target(w, c->flags, mode_given, &old);
+        error = fd < 0 ? errno : 0;
+    }
+    if (error && w->dir >= 0) {
+        close(w->dir);
+        w->dir = -1;
+    }
+    errno = error;
+    return fd;
+}
+
+/* As the owner, and only where he may not as who asks, who gives it to him. The fd, or -1 with errno. */
+static int begin_for(struct writing *w, const struct call *c, bool mode_given)
+{
+    mode_t mode = w->mode;
+    int fd;
+
+    if (c->user.uid != 0 && c->user.uid != w->owner.uid) {
+        errno = EPERM;
+        return -1;
+    }
+    user_leave();
+    errno = user_enter(&w->owner);
+    w->user = w->owner;
+    fd = errno ? -1 : begin(w, c, mode_given);
+    if (fd >= 0 || (errno != EACCES && errno != EPERM) || c->user.uid != 0)
+        return fd;
+    user_leave();
+    errno = user_enter(&c->user);
+    w->user = c->user;
+    w->mode = mode;
+    w->giving = true;
+    return errno ? -1 : begin(w, c, mode_given);
+}
+
 void op_write(struct stream *s, const struct fields *f)
 {
     static const struct stream_ops ops = {.data = write_data, .end = write_end, .release = write_release};
     struct call c;
     struct writing *w = calloc(1, sizeof *w);
-    struct stat old;
     mode_t mode;
-    int fd = -1, error = 0;
+    int fd, error;
 
     if (!w) {
         stream_fail(s, ENOMEM, NULL, "the agent has no memory");
@@ -319,18 +377,10 @@ void op_write(struct stream *s, const struct fields *f)
     w->user = c.user;
     w->mode = mode;
     w->exclusive = c.flags & WRITE_FLAG_EXCLUSIVE;
-    if (c.flags & WRITE_FLAG_PARENTS)
-        error = make_parents(c.path, 0755, false, &w->owner);
-    if (!error)
-        error = find_target(w, c.path, &old);
-    if (!error) {
-        fd = open_target(w, c.flags, fields_have(f, TAG_MODE), &old);
-        error = fd < 0 ? errno : 0;
-    }
+    fd = (w->owner.uid == (uid_t)-1 ? begin : begin_for)(w, &c, fields_have(f, TAG_MODE));
+    error = fd < 0 ? errno : 0;
     user_leave();
     if (error) {
-        if (w->dir >= 0)
-            close(w->dir);
         free(w);
         call_fail(s, error, "write", c.path);
         return;

@@ -14,7 +14,7 @@ from ..wire.fields import MAX_RECORD, Fields, decode_fields, encode_record
 from ..wire.schema import FileType, Tag
 from . import made
 from .base import Base
-from .read import entry_name, entry_path
+from .read import MAX_ENTRIES, MAX_TEXT, entry_name, entry_path
 from .state import join
 
 _LENGTH = struct.Struct("<I")
@@ -31,6 +31,8 @@ class Completed:
         self._rest = bytearray()  # less than a record
         self._folder: str | None = None  # the one whose names are being told
         self._names: set[str] = set()
+        self._text = 0  # of these names
+        self._body = 0  # bytes of the file that is held
         self._held: tuple[str, list[bytes]] | None = None  # a file that may be the runtime's, and its records
         self._skipping = False  # contents of what is left out
 
@@ -62,6 +64,9 @@ class Completed:
         body = record[_LENGTH.size :]
         if len(body) >= _TAG.size and _TAG.unpack_from(body)[0] == Tag.OFFSET:
             if self._held is not None:
+                self._body += len(record)
+                if self._body > 2 * _SMALL + MAX_RECORD:
+                    raise ProtocolError("the sandbox tells more of a file than it has")
                 self._held[1].append(record)
             elif not self._skipping:
                 out += record
@@ -74,6 +79,7 @@ class Completed:
             if path != self._folder:
                 raise ProtocolError("the sandbox lists what is in no folder")
             self._names |= names
+            self._count(names)
             return
         self._leave_folder(out)
         self._skipping = made.never(path)
@@ -81,12 +87,18 @@ class Completed:
         if self._skipping:
             return
         if kind == FileType.DIR:
-            self._folder, self._names = path, names
+            self._folder, self._names, self._text = path, names, 0
+            self._count(names)
             out += encode_record(Fields(*((tag, value) for tag, value in fields if tag is not Tag.ENTRY)))
         elif kind == FileType.FILE and made.names_it(path) and fields.integer(Tag.SIZE, 0) <= _SMALL:
-            self._held = (path, [record])
+            self._held, self._body = (path, [record]), 0
         else:
             out += record
+
+    def _count(self, names: set[str]) -> None:
+        self._text += sum(map(len, names))
+        if len(self._names) > MAX_ENTRIES or self._text > MAX_TEXT:
+            raise ProtocolError("the sandbox tells more names of a folder than can be held")
 
     def _leave_file(self, out: bytearray) -> None:
         """All of a file that may be the runtime's has come."""

@@ -562,7 +562,7 @@ def asked(cell: dict[str, Any]) -> tuple[str, dict[str, str], dict[str, str]]:
 
 
 class Base:
-    """The sandbox's own variables. A kernel that was saved with a template learns those of the sandbox that it is in now;
+    """The sandbox's own variables. A kernel that was saved with a template learns those of the sandbox that it is in;
     what code has changed stays as it is."""
 
     def __init__(self) -> None:

@@ -405,4 +405,4 @@ def _route_of(scope: Scope) -> tuple[str, str]:
         action = f"{str(getattr(endpoint, '__module__', '')).rpartition('.')[2]}.{name}"
         if len(_ACTIONS) < 1000:
             _ACTIONS[endpoint] = action
-    return getattr(route, "path", None) or scope["path"], action
+    return getattr(route, "path", None) or "-", action

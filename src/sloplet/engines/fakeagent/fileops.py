@@ -74,20 +74,19 @@ class FileOps:
         flags = request.integer(Tag.FLAGS, 0)
         mode = request.integer(Tag.MODE) if Tag.MODE in request else None
         owner = self._owner(request, cred, path)
-        if flags & WriteFlag.PARENTS and "/" in path.strip("/"):
-            self.vfs.mkdir(path.rstrip("/").rpartition("/")[0], self.workdir, cred, parents=True, owner=owner)
-        folder, _, node = self.vfs.locate(path, self.workdir, cred, follow=True)
-        if path.endswith("/") or (node is not None and node.is_dir):
-            raise fail(errno.EISDIR, path)
-        if node is not None and flags & WriteFlag.EXCLUSIVE:
-            raise fail(errno.EEXIST, path)
-        if node is not None and not node.allows(cred, WRITE):
-            raise fail(errno.EACCES, path)
-        if node is None and not folder.allows(cred, WRITE | EXECUTE):
-            raise fail(errno.EACCES, path)
+        if owner is not None:
+            try:
+                node = self._may_write(path, flags, owner)
+                cred, owner = owner, None
+            except PermissionError:
+                if cred.uid != 0:
+                    raise
+                node = self._may_write(path, flags, cred, owner)
+        else:
+            node = self._may_write(path, flags, cred)
         if flags & WriteFlag.IN_PLACE and not (node is not None and node.device):
             append = bool(flags & WriteFlag.APPEND)
-            return await self._in_place(stream, path, cred, mode, append=append, owner=owner or cred)
+            return await self._in_place(stream, path, cred, mode, append=append, given=owner)
         if flags & WriteFlag.APPEND:
             return await self._append(stream, path, cred, mode)
         if node is not None and node.device:
@@ -110,9 +109,26 @@ class FileOps:
         if flags & WriteFlag.EXCLUSIVE and self.vfs.locate(path, self.workdir, cred)[2] is not None:
             raise fail(errno.EEXIST, path)
         self.vfs.publish(path, self.workdir, cred, bytes(held), mode)
-        if owner is not None:
+        if owner is not None and node is None:
             self.vfs.chown(path, self.workdir, cred, owner.uid, owner.gid)
         return Fields((Tag.BYTES, len(held)))
+
+    def _may_write(self, path: str, flags: int, cred: Cred, owner: Cred | None = None) -> Node | None:
+        """What is there. ``owner``: who cannot do it himself; no link is followed for him."""
+        if flags & WriteFlag.PARENTS and "/" in path.strip("/"):
+            self.vfs.mkdir(path.rstrip("/").rpartition("/")[0], self.workdir, cred, parents=True, owner=owner)
+        folder, _, node = self.vfs.locate(path, self.workdir, cred, follow=owner is None)
+        if node is not None and node.type is FileType.SYMLINK:
+            raise fail(errno.ELOOP, path)
+        if path.endswith("/") or (node is not None and node.is_dir):
+            raise fail(errno.EISDIR, path)
+        if node is not None and flags & WriteFlag.EXCLUSIVE:
+            raise fail(errno.EEXIST, path)
+        if node is not None and not node.allows(cred, WRITE):
+            raise fail(errno.EACCES, path)
+        if node is None and not folder.allows(cred, WRITE | EXECUTE):
+            raise fail(errno.EACCES, path)
+        return node
 
     def _owner(self, request: Fields, cred: Cred, path: str) -> Cred | None:
         """Whom what is made is given to; None: nobody was named."""
@@ -136,17 +152,20 @@ class FileOps:
         return Fields((Tag.BYTES, count))
 
     async def _in_place(
-        self, stream: AgentStream, path: str, cred: Cred, mode: int | None, *, append: bool, owner: Cred
+        self, stream: AgentStream, path: str, cred: Cred, mode: int | None, *, append: bool, given: Cred | None
     ) -> Fields:
+        owner = given or cred
+        old = self.vfs.locate(path, self.workdir, cred, follow=True)[2]
         node = self.vfs.create(path, self.workdir, cred, 0o644 if mode is None else mode)
         folder, name, _ = self.vfs.locate(path, self.workdir, cred, follow=True)
-        if not append:
-            self.vfs.truncate(node)
-        if cred.uid in (0, node.uid):
+        his = old is not None and (given is not None or (node.uid, node.gid) == (owner.uid, owner.gid))
+        if cred.uid in (0, node.uid) and not his:
             node.uid, node.gid = owner.uid, owner.gid
             self.vfs.emit(WatchMask.ATTRIBUTES, folder, name)
         if mode is not None and node.mode != mode:
             self.vfs.chmod(path, self.workdir, cred, mode)
+        if not append:
+            self.vfs.truncate(node)
         count = 0
         try:
             while (item := await stream.recv()) is not None:
@@ -194,8 +213,13 @@ class FileOps:
 
     async def mkdir(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:
         parents = bool(request.integer(Tag.FLAGS, 0) & MkdirFlag.PARENTS)
-        owner = self._owner(request, cred, path)
-        self.vfs.mkdir(path, self.workdir, cred, request.integer(Tag.MODE, 0o755), parents=parents, owner=owner)
+        owner, mode = self._owner(request, cred, path), request.integer(Tag.MODE, 0o755)
+        try:
+            self.vfs.mkdir(path, self.workdir, owner or cred, mode, parents=parents)
+        except PermissionError:
+            if owner is None or cred.uid != 0:
+                raise
+            self.vfs.mkdir(path, self.workdir, cred, mode, parents=parents, owner=owner)
         return Fields()
 
     async def remove(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:

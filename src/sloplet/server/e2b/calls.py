@@ -6,7 +6,7 @@ import base64
 import binascii
 import posixpath
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +20,6 @@ from ...errors import (
     SandboxPaused,
     SlopletError,
 )
-from ...sandbox import AsyncSandbox
 from ...wire.fields import Fields
 from .answers import Gone, refused
 from .records import Record
@@ -32,6 +31,12 @@ if TYPE_CHECKING:
 _GONE = (SandboxNotFound, SandboxDead, SandboxPaused, KeeperError)
 
 
+class Label(NamedTuple):
+    """What a request is called in books."""
+
+    path: str
+
+
 @dataclass
 class Call:
     """``headers`` by small names; ``query`` by names, the last of each."""
@@ -39,7 +44,6 @@ class Call:
     facade: Facade
     record: Record
     tenant: Tenant
-    box: AsyncSandbox
     scope: Scope
     receive: Receive
     send: Send

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
+from ...controller import Stream
 from ...errors import SlopletError
+from ...files import AsyncFiles
+from ...wire.fields import Fields
 from ..caller import SCOPE_KEY, Caller
 from ..logs import log
 from ..names.parts import Place
@@ -19,6 +23,7 @@ from .api import Api
 from .calls import Call
 from .codeserver import CodeServer
 from .envd import Envd, speaker_of
+from .filesystem import ROOT
 from .guests import CODE_PORT, ENVD_PORT, OWN_PORTS, TOKEN_HEADER, Guests
 from .metrics import Metrics
 from .networks import Networks
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 
 TRAFFIC = TOKEN_HEADER.decode()  #: the header that opens ports that are not public
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
+_MARKS = "/run/e2b"
 _SWEEP = 60.0  # seconds
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
 
@@ -212,8 +218,7 @@ class Facade:
         try:
             if record.auto_resume:
                 await self.visited(record, caller)
-            box = await caller.tenant.box(record.sandbox)
-            call = Call(self, record, caller.tenant, box, scope, receive, send, headers, _query(scope))
+            call = Call(self, record, caller.tenant, scope, receive, send, headers, _query(scope))
             if place.port == ENVD_PORT:
                 await self.envd.serve(call)
             else:
@@ -241,6 +246,24 @@ class Facade:
             self.records.change(record.sandbox, disk_only=False)
             await self.templates.restarted(caller, record)
 
+    def mark(self, record: Record) -> None:
+        """Write into a new sandbox who it is, where E2B's programs look. Nobody waits for it: what is asked of the
+        sandbox later comes later."""
+        self.server.background(self._mark(record))
+
+    async def _mark(self, record: Record) -> None:
+        controller = self.server.tenants.get(record.tenant).controller
+
+        async def opener(fields: Fields) -> Stream:
+            return await controller.open(record.sandbox, fields, wake=False)
+
+        files = AsyncFiles(opener)
+        with suppress(SlopletError):  # it has ended again, or has a folder of which nobody may be the owner
+            await asyncio.gather(*(
+                files.write(f"{_MARKS}/.{name}", value, in_place=True, user=ROOT)
+                for name, value in self.environment(record).items()
+            ))  # fmt: skip
+
     def environment(self, record: Record) -> dict[str, str]:
         """What E2B's programs find in the environment of every command."""
         return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.sandbox, "E2B_TEMPLATE_ID": record.template}
@@ -248,6 +271,7 @@ class Facade:
     def forget(self, sandbox: str) -> None:
         self.records.drop([sandbox])
         self.networks.forget(sandbox)
+        self.code.forget(sandbox)
 
 
 def _port(text: str) -> int:

@@ -14,7 +14,7 @@ from ...wire.mux import request
 from ...wire.schema import Op
 from . import connect
 from .answers import Gone, Speaker, dump, refused, rpc_error, speak_plain, speak_rpc
-from .calls import Call
+from .calls import Call, Label
 from .filesystem import Filesystem, told
 from .processes import Processes
 from .transfers import compose, download, upload
@@ -68,11 +68,15 @@ class Envd:
             ("POST", "/files/compose"): compose,
         }
 
+        self._paths = {*self._unary, *self._streams, *(each[1] for each in self._plain)}
+
     def close(self) -> None:
         self._watchers.close()
 
     async def serve(self, call: Call) -> None:
         path, method = call.scope["path"], call.scope["method"]
+        if path in self._paths:
+            call.scope["route"] = Label(path)
         if (plain := self._plain.get((method, path))) is not None:
             call.scope["endpoint"] = plain
             await _plainly(plain, call)
@@ -174,14 +178,18 @@ async def answer(call: Call, body: bytes, status: int = 200, kind: str = "applic
     await call.send({"type": "http.response.body", "body": body})
 
 
-async def health(call: Call) -> None:
-    """204 if it answers: one that is on its way out does not. Nobody is woken to say so, but who
-    wakes for everybody."""
+async def answers(call: Call) -> None:
+    """Raises why it does not: one that is on its way out does not. Nobody is woken, but who wakes for everybody."""
     stream = await call.open(request(Op.METRICS))
     try:
         await stream.result()
     finally:
         stream.reset()
+
+
+async def health(call: Call) -> None:
+    """204 if it answers."""
+    await answers(call)
     await call.send({"type": "http.response.start", "status": 204, "headers": []})
     await call.send({"type": "http.response.body", "body": b""})
 

@@ -61,16 +61,18 @@ class NoContext(InterpreterError):
 # -- cells ---------------------------------------------------------------------------------------------------------
 
 
-async def execute(box: AsyncSandbox, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+async def execute(
+    box: AsyncSandbox, body: Mapping[str, Any], own: Mapping[str, str] | None = None
+) -> AsyncGenerator[dict[str, Any], None]:
     """Begin with a cell; the lines of the answer, as documents. Errors come before the first of them: InterpreterError.
-    Whoever stops reading (``aclose``) interrupts the cell."""
+    Whoever stops reading (``aclose``) interrupts the cell. ``own``: variables that every cell has."""
     code, context, language = body.get("code"), body.get("context_id"), body.get("language")
     if not isinstance(code, str):
         raise Refused("code is a text")
     if context and language:
         raise Refused("Only one of context_id or language can be provided")
     spoken = _language(language)
-    env = _variables(body.get("env_vars"))
+    env = {**(own or {}), **_variables(body.get("env_vars"))}
     name = spoken if not context else _known(context)
     try:
         kernel = await box._kernels.kernel(spoken, name, restart=True)

@@ -162,6 +162,7 @@ class Making:
         )  # fmt: skip
         try:
             facade.records.put(record)
+            facade.mark(record)
             await made.furnish(facade, caller, info, self._body)
             await facade.templates.begun(caller, plan, info, record)
         except BaseException:

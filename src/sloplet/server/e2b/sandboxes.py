@@ -244,6 +244,8 @@ class Sandboxes:
             for each in made
         ]
         self._facade.records.put(*copies)
+        for each in copies:
+            self._facade.mark(each)
         return Answer(201, [{"sandbox": self._sandbox(asked, each)} for each in copies])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ...controller import Stream
 from ...errors import (
     DiskFull,
+    FileDenied,
     FileError,
     FileExists,
     FileIsDirectory,
@@ -33,6 +34,7 @@ from .filesystem import ROOT, files_of
 from .multipart import Part, parts_of
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})\Z")
+_PIECE = 1 << 20  # bytes that are unpacked at a time
 _MOST_FILES = 10_000  # in one request
 
 
@@ -189,7 +191,7 @@ async def _write(call: Call, asked: _Upload, path: str, data: AsyncIterator[byte
     files = files_of(call)
     try:
         await files.write(path, data, in_place=True, parents=True, user=ROOT, owner=asked.owner)
-        await _set_metadata(call, path, asked.metadata)
+        await _set_metadata(call, path, asked)
     except FileIsDirectory:
         raise refused(400, f"path is a directory: {path}") from None
     except (FileNotDirectory, FileExists):
@@ -200,13 +202,17 @@ async def _write(call: Call, asked: _Upload, path: str, data: AsyncIterator[byte
     return {**found, "metadata": asked.metadata} if asked.metadata else found
 
 
-async def _set_metadata(call: Call, path: str, metadata: dict[str, str]) -> None:
+async def _set_metadata(call: Call, path: str, asked: _Upload) -> None:
     """All of it is replaced, by nothing if there is none."""
-    given = {PREFIX + key: value for key, value in metadata.items()}
+    given = {PREFIX + key: value for key, value in asked.metadata.items() if value}  # gVisor keeps no empty ones
+    files = files_of(call)
     try:
-        await files_of(call).set_attributes(path, given, prefix=PREFIX, replace=True, user=ROOT)
+        try:
+            await files.set_attributes(path, given, prefix=PREFIX, replace=True, user=asked.owner)
+        except FileDenied:
+            await files.set_attributes(path, given, prefix=PREFIX, replace=True, user=ROOT)
     except FileError:
-        if metadata:
+        if given:
             raise
 
 
@@ -227,15 +233,15 @@ async def _unpacked(call: Call) -> AsyncIterator[bytes]:
     try:
         async for piece in body_of(call.receive):
             while piece:
-                data = packing.decompress(piece, 1 << 20)
+                if packing.eof:  # a file may be several that were packed one after the other
+                    packing = zlib.decompressobj(31)
+                data = packing.decompress(piece, _PIECE)
                 most -= len(data)
                 if most < 0:
                     raise refused(413, "the body is longer than this server takes")
                 if data:
                     yield data
-                piece = packing.unconsumed_tail
-                if packing.eof:
-                    break
+                piece = packing.unused_data if packing.eof else packing.unconsumed_tail
     except zlib.error as error:
         raise refused(400, f"error decompressing request body: {error}") from None
     if not packing.eof:

@@ -167,6 +167,11 @@ def clean_target(raw_path: bytes, query: bytes) -> bytes:
 # -- inwards ---------------------------------------------------------------------------
 
 
+def _usual(name: bytes) -> bytes:
+    """As most write it: small programs inside look for ``Host``, not for ``host``."""
+    return b"-".join(part[:1].upper() + part[1:].lower() for part in name.split(b"-"))
+
+
 def inner_headers(
     headers: Headers, *, host: str, address: str, scheme: str, hide: Iterable[bytes] = (), seen: str = ""
 ) -> Headers:
@@ -189,7 +194,7 @@ def inner_headers(
     if address:
         found.append((b"x-forwarded-for", address.encode("latin-1")))
     found += [(b"x-forwarded-host", host.encode("latin-1")), (b"x-forwarded-proto", scheme.encode())]
-    return found
+    return [(_usual(name), value) for name, value in found]
 
 
 def check_size(headers: Headers, *, other: int = 0) -> None:

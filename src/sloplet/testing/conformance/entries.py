@@ -58,6 +58,29 @@ class TestInPlace:
         with pytest.raises(PermissionError):
             box.files.write("away", "x", owner="root", in_place=True)
 
+    def test_nobody_is_led_astray(self, box: Sandbox, capabilities: Capabilities) -> None:
+        """Root writes for a user what the user may not, but not where the user's links lead."""
+        needs(capabilities.users, "one user only")
+        mine = str(box.files.stat(".").uid)
+        box.files.write("/roots", "precious", user="root", mode=0o600)
+        box.files.symlink("link", "/roots")
+        with pytest.raises(OSError, match=r"."):
+            box.files.write("link", "x", in_place=True, user="root", owner=mine)
+        assert box.files.read("/roots", user="root") == b"precious"
+        box.files.write("/roots", "new", in_place=True, user="root", owner=mine)  # by its name it may
+        assert (box.files.read("/roots", user="root"), box.files.stat("/roots").uid) == (b"new", 0)
+        box.files.write("target", "old")
+        box.files.symlink("own", "target")
+        box.files.write("own", "new", in_place=True, user="root", owner=mine)  # his own links lead where he may go
+        assert box.files.read("target") == b"new"
+
+    def test_what_is_refused_changes_nothing(self, box: Sandbox, capabilities: Capabilities) -> None:
+        needs(capabilities.users, "one user only")
+        box.files.write("/tmp/a", "precious", user="root", mode=0o666)
+        with pytest.raises(PermissionError):
+            box.files.write("/tmp/a", "x", in_place=True, mode=0o600)
+        assert box.files.read("/tmp/a") == b"precious"
+
     def test_follows_links(self, box: Sandbox) -> None:
         box.files.write("sub/target", "old")
         box.files.symlink("link", "sub/target")
