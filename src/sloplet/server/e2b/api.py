@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .door import Facade
 
 _VARIABLE = ""
+_TEXT = 1024  # characters of one in a list
 
 
 @dataclass
@@ -131,13 +132,16 @@ def optional(body: dict[str, Any], name: str, kind: type | tuple[type, ...], def
 
 def texts(body: dict[str, Any], name: str, *, most: int = 1000) -> list[str]:
     found = optional(body, name, list, [])
-    if len(found) > most or not all(isinstance(each, str) for each in found):
+    if len(found) > most or not all(isinstance(each, str) and len(each) <= _TEXT for each in found):
         raise refused(400, f"{name} is a list of at most {most} texts")
     return list(found)
 
 
-def mapping(body: dict[str, Any], name: str) -> dict[str, str]:
+def mapping(body: dict[str, Any], name: str, *, most: int = 64 << 10) -> dict[str, str]:
+    """``most``: characters in all."""
     found = optional(body, name, dict, {})
     if not all(isinstance(each, str) for each in found.values()):
         raise refused(400, f"{name} has texts for values")
+    if sum(len(key) + len(value) for key, value in found.items()) > most:
+        raise refused(400, f"{name} is longer than {most} characters")
     return dict(found)

@@ -51,7 +51,7 @@ def listed(info: SandboxInfo, record: Record) -> dict[str, Any]:
     return found
 
 
-def detail(info: SandboxInfo, record: Record, *, token: str, domain: str) -> dict[str, Any]:
+def detail(info: SandboxInfo, record: Record, *, token: str, domain: str, disk_only: bool) -> dict[str, Any]:
     found = listed(info, record)
     found["domain"] = domain
     if record.secure:
@@ -62,7 +62,7 @@ def detail(info: SandboxInfo, record: Record, *, token: str, domain: str) -> dic
     if record.internet is not None:
         found["allowInternetAccess"] = record.internet
     if info.state == "paused":
-        found["pauseMode"] = "filesystem" if record.disk_only else "full"
+        found["pauseMode"] = "filesystem" if disk_only else "full"
     return found
 
 

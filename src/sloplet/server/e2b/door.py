@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
-from ...controller import Stream
-from ...errors import SlopletError
+from ...controller import SandboxInfo, Stream
+from ...errors import SlopletError, SnapshotNotFound
 from ...files import AsyncFiles
 from ...wire.fields import Fields
 from ..caller import SCOPE_KEY, Caller
@@ -237,14 +237,25 @@ class Facade:
     async def wake(self, caller: Caller, record: Record, seconds: float, *, memory: bool = True) -> None:
         """``memory`` False: it starts anew with its files."""
         controller = caller.tenant.controller
+        fresh = await self.is_disk_only(caller, await controller.find(record.sandbox))
         await controller.resume(record.sandbox)
-        if not memory and not record.disk_only:
+        if not memory and not fresh:
             await controller.pause(record.sandbox, memory=False)
             await controller.resume(record.sandbox)
         await controller.set_ttl(record.sandbox, seconds)
-        if record.disk_only or not memory:
-            self.records.change(record.sandbox, disk_only=False)
+        if fresh or not memory:
+            self.mark(record)
             await self.templates.restarted(caller, record)
+
+    @staticmethod
+    async def is_disk_only(caller: Caller, info: SandboxInfo) -> bool:
+        """Whether one that sleeps has no memory to wake with, however it fell asleep."""
+        if info.state != "paused" or info.saved is None:
+            return False
+        try:
+            return (await caller.tenant.controller.find_snapshot(info.saved)).kind == "disk"
+        except SnapshotNotFound:  # it wakes just now
+            return False
 
     def mark(self, record: Record) -> None:
         """Write into a new sandbox who it is, where E2B's programs look. Nobody waits for it: what is asked of the

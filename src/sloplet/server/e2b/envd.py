@@ -94,6 +94,29 @@ class Envd:
             raise refused(404, "404 page not found")
 
 
+async def _watched(call: Call, work: Callable[[], Awaitable[None]]) -> None:
+    """It ends with its client, who may go as soon as he has said all."""
+    read, given = asyncio.Event(), call.receive
+    if call.scope["method"] in ("GET", "HEAD"):
+        read.set()
+
+    async def receive() -> Any:
+        message = await given()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            read.set()
+        return message
+
+    async def gone() -> None:
+        await read.wait()
+        await connect.until_gone(given)
+
+    async def run() -> None:
+        await work()
+
+    call.receive = receive
+    await connect.either(asyncio.ensure_future(run()), asyncio.ensure_future(gone()))
+
+
 async def _plainly(handler: Plain, call: Call) -> None:
     begun, given = False, call.send
 
@@ -102,40 +125,33 @@ async def _plainly(handler: Plain, call: Call) -> None:
         begun = True
         await given(message)
 
+    async def work() -> None:
+        try:
+            await handler(call)
+        except SlopletError as error:
+            found = call.gone(error)
+            if not begun or not isinstance(found, Gone):
+                raise found from None
+            await cut(call)
+
     call.send = send
-    try:
-        await handler(call)
-    except SlopletError as error:
-        found = call.gone(error)
-        if not begun or not isinstance(found, Gone):
-            raise found from None
-        await cut(call)
+    await _watched(call, work)
 
 
 async def _unary(handler: Unary, call: Call) -> None:
-    try:
-        found = await handler(call, await connect.unary(call.receive))
-    except SlopletError as error:
-        raise told(call.gone(error)) from None
-    await answer(call, dump(found))
+    async def work() -> None:
+        try:
+            found = await handler(call, await connect.unary(call.receive))
+        except SlopletError as error:
+            raise told(call.gone(error)) from None
+        await answer(call, dump(found))
+
+    await _watched(call, work)
 
 
 async def _stream(handler: Streamed, call: Call) -> None:
-    """Its client may go at any time; a sandbox that ends cuts the connection, which clients take for that."""
+    """A sandbox that ends cuts the connection, which clients take for that."""
     out = connect.Out(call.send)
-    read, given = asyncio.Event(), call.receive
-
-    async def receive() -> Any:
-        message = await given()
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            read.set()
-        return message
-
-    call.receive = receive
-
-    async def gone() -> None:
-        await read.wait()
-        await connect.until_gone(given)
 
     async def work() -> None:
         try:
@@ -150,7 +166,7 @@ async def _stream(handler: Streamed, call: Call) -> None:
             else:
                 raise found from None
 
-    await connect.either(asyncio.ensure_future(work()), asyncio.ensure_future(gone()))
+    await _watched(call, work)
 
 
 def abort(scope: Scope) -> None:

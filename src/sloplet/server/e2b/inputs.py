@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from .calls import Call
     from .ps import Command
 
-_REST = 30.0  # seconds after which a stream that was opened for input only is let go
+_REST = 30.0  # seconds after which such a stream is let go
 _Key = tuple[str, int]
 
 
 @dataclass
 class _Way:
-    """How input gets there: over the streams of those who follow, or one of its own."""
+    """How input gets to a command."""
 
-    followers: list[Stream] = field(default_factory=list)
-    own: Stream | None = None
+    stream: Stream | None = None
     closed: bool = False  #: its stdin has seen the end
+    users: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     timer: asyncio.TimerHandle | None = None
 
@@ -38,53 +38,47 @@ class Inputs:
     def __init__(self) -> None:
         self._ways: dict[_Key, _Way] = {}
 
-    @contextmanager
-    def following(self, sandbox: str, pid: int, stream: Stream) -> Iterator[None]:
-        """While somebody follows a command, input may go by his stream."""
-        key = (sandbox, pid)
-        way = self._ways.setdefault(key, _Way())
-        way.followers.append(stream)
-        try:
-            yield
-        finally:
-            way.followers.remove(stream)
-            self._tidy(key, way)
-
     async def send(self, call: Call, process: Command, given: tuple[str, bytes]) -> None:
         kind, data = given
         if (kind == "pty") != process.tty:
             if process.tty:
                 raise rpc_error("failed_precondition", "tty assigned to process: input goes to the pty, not to stdin")
             raise rpc_error("failed_precondition", "tty not assigned to process: input goes to stdin, not to a pty")
-        way = self._way(call, process)
-        async with way.turn:
-            if way.closed or not (process.tty or process.stdin):
-                raise rpc_error("failed_precondition", "stdin not enabled or closed")
-            await (await self._stream(call, process, way)).send(data)
+        with self._way(call, process) as way:
+            async with way.turn:
+                if way.closed or not (process.tty or process.stdin):
+                    raise rpc_error("failed_precondition", "stdin not enabled or closed")
+                await (await self._stream(call, process, way)).send(data)
 
     async def close(self, call: Call, process: Command) -> None:
-        way = self._way(call, process)
-        async with way.turn:
-            if not way.closed:
-                way.closed = True
-                await (await self._stream(call, process, way)).send_end()
+        with self._way(call, process) as way:
+            async with way.turn:
+                if not way.closed:
+                    way.closed = True
+                    await (await self._stream(call, process, way)).send_end()
 
     async def control(self, call: Call, process: Command, fields: Fields) -> None:
-        way = self._way(call, process)
-        async with way.turn:
+        """Not behind input that nobody takes."""
+        with self._way(call, process) as way:
             (await self._stream(call, process, way)).ctrl(fields)
 
-    def _way(self, call: Call, process: Command) -> _Way:
-        return self._ways.setdefault((call.record.sandbox, process.pid), _Way())
+    @contextmanager
+    def _way(self, call: Call, process: Command) -> Iterator[_Way]:
+        key = (call.record.sandbox, process.pid)
+        way = self._ways.setdefault(key, _Way())
+        way.users += 1
+        try:
+            yield way
+        finally:
+            way.users -= 1
+            if way.timer is not None:
+                way.timer.cancel()
+            way.timer = asyncio.get_running_loop().call_later(_REST, self._let_go, key, way)
 
     async def _stream(self, call: Call, process: Command, way: _Way) -> Stream:
-        if way.followers:
-            return way.followers[0]
-        if way.own is not None and not _over(way.own):
-            self._rest(call, process, way)
-            return way.own
-        flags = int(ExecFlag.LOSSY)
-        fields = request(Op.ATTACH, (Tag.PID, process.pid)).add(Tag.FLAGS, flags)
+        if way.stream is not None and not _over(way.stream):
+            return way.stream
+        fields = request(Op.ATTACH, (Tag.PID, process.pid)).add(Tag.FLAGS, int(ExecFlag.LOSSY))
         stream = await call.open(fields.add(Tag.FROM_OUT, -1).add(Tag.FROM_ERR, -1))
         try:
             await stream.started()
@@ -93,28 +87,18 @@ class Inputs:
         except SlopletError as error:
             raise call.gone(error) from None
         stream.ctrl(Fields((Tag.KIND, int(CtrlKind.DISCARD))))
-        way.own = stream
-        self._rest(call, process, way)
+        if way.stream is not None and not _over(way.stream):  # somebody was quicker
+            stream.reset()
+            return way.stream
+        way.stream = stream
         return stream
 
-    def _rest(self, call: Call, process: Command, way: _Way) -> None:
-        if way.timer is not None:
-            way.timer.cancel()
-        key = (call.record.sandbox, process.pid)
-        way.timer = asyncio.get_running_loop().call_later(_REST, self._let_go, key, way)
-
     def _let_go(self, key: _Key, way: _Way) -> None:
-        if way.turn.locked():  # the command does not take what it was sent yet
-            way.timer = asyncio.get_running_loop().call_later(_REST, self._let_go, key, way)
+        if way.users:
             return
-        if way.own is not None:
-            way.own.reset()
-            way.own = None
-        way.timer = None
-        self._tidy(key, way)
-
-    def _tidy(self, key: _Key, way: _Way) -> None:
-        if not way.followers and way.own is None and way.timer is None and self._ways.get(key) is way:
+        if way.stream is not None:
+            way.stream.reset()
+        if self._ways.get(key) is way:
             del self._ways[key]
 
 

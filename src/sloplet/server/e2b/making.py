@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...controller import SandboxInfo
-from ...errors import SandboxNotFound, SpecError
+from ...errors import SandboxNotFound, SnapshotIncompatible, SpecError
 from ...labels import KEY_RE, MOST, MOST_VALUE
 from ...spec import Limits, SandboxSpec
 from ..caller import Caller
@@ -19,6 +19,7 @@ from .records import Record
 if TYPE_CHECKING:
     from .door import Facade
 
+_METADATA, _ENVIRONMENT = 64 << 10, 512 << 10  # characters in all
 #: Best first: what E2B's programs expect of a sandbox (memory that can be saved) is what gvisor has.
 _RUNGS = ("gvisor", "container")
 
@@ -66,7 +67,7 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
     """refused (400) for what makes no sense."""
     pauses = optional(body, "autoPause", bool, False)
     memory = optional(body, "autoPauseMemory", bool, True)
-    metadata = mapping(body, "metadata")
+    metadata = mapping(body, "metadata", most=_METADATA)
     network = await facade.networks.asked(caller, body)
     mounts, volumes = await facade.volumes.mounts(caller, body)
     record = Record(
@@ -76,7 +77,8 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
         https_ports=network.https_ports, public=network.public, user=plan.user, home=plan.home, workdir=plan.workdir,
     )  # fmt: skip
     settings: dict[str, Any] = {
-        "ttl": max(ttl, 1.0), "env": {**plan.env, **mapping(body, "envVars")}, "network": network.policy,
+        "ttl": max(ttl, 1.0), "network": network.policy,
+        "env": {**plan.env, **mapping(body, "envVars", most=_ENVIRONMENT)},
         "labels": labels_of(metadata), "volumes": volumes or None,
     }  # fmt: skip
     if pauses:
@@ -129,17 +131,28 @@ class Making:
 
     async def _plan(self) -> tuple[Plan, Made]:
         plan = await self._facade.templates.plan(self._caller, text(self._body, "templateID", most=256), self._body)
+        return plan, await self._made(plan)
+
+    async def _made(self, plan: Plan) -> Made:
         made = await spec_of(self._facade, self._caller, plan, self._body, self._seconds)
         if not self._secure and not made.record.public:
             raise refused(
                 400, "You cannot create a sandbox without public access unless you enable secure envd access via "
                 "'secure' flag.",
             )  # fmt: skip
-        return plan, made
+        return made
 
     async def make(self) -> Record:
         plan, made = await self._plan()
-        info = await self._caller.tenant.controller.create(made.spec)
+        controller = self._caller.tenant.controller
+        try:
+            info = await controller.create(made.spec)
+        except SnapshotIncompatible:
+            instead = await self._facade.templates.instead(self._caller, plan)
+            if instead is None:
+                raise
+            plan, made = instead, await self._made(instead)
+            info = await controller.create(made.spec)
         return await self._finish(plan, made, info)
 
     async def find(self, sandbox: str) -> Record | None:

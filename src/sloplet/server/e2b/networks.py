@@ -27,6 +27,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:([0-9]{1,5}|\$\
 _REFERENCE = re.compile(r"\$\{e2b\.secrets\.([^{}]{1,256})\}")
 _REMEMBERED = 4096
 #: What ``PUT`` replaces; the rest is about who comes in.
+_INGRESS = ("allowPublicTraffic", "maskRequestHost", "httpsPorts")
 _EGRESS = ("allowOut", "denyOut", "dnsServers", "egressProxy", "rules")
 
 
@@ -59,10 +60,11 @@ class Networks:
         mask, ports = optional(given, "maskRequestHost", str, ""), optional(given, "httpsPorts", list, [])
         if mask:
             _check_mask(mask)
-        if not all(isinstance(each, int) and not isinstance(each, bool) and 0 < each < 65536 for each in ports):
-            raise refused(400, "httpsPorts is a list of ports")
+        if len(ports) > 64 or not all(_is_port(each) for each in ports):
+            raise refused(400, "httpsPorts is a list of at most 64 ports")
+        texts(given, "dnsServers", most=16)
         policy = self._policy(caller, given, internet, sandbox)
-        document = {name: value for name, value in given.items() if value is not None}
+        document = {name: given[name] for name in (*_EGRESS, *_INGRESS) if given.get(name) is not None}
         return Wanted(
             policy, internet, _public(document), _told(document), dict(policy.values), mask, list(ports),
             optional(given, "allowPublicTraffic", bool, True), _is_named(given) and not sandbox,
@@ -148,6 +150,10 @@ def _headers(document: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def _values(document: dict[str, Any]) -> list[str]:
     return [value for _, _, value in _headers(document)]
+
+
+def _is_port(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536
 
 
 def _check_mask(mask: str) -> None:

@@ -95,23 +95,21 @@ class Processes:
             stream.reset()
 
     async def _follow(self, call: Call, out: Out, stream: Stream, started: Fields, *, pty: bool) -> None:
-        pid = started.integer(Tag.PID)
         number = await os_pid(call, started)
-        with self._inputs.following(call.record.sandbox, pid, stream):
-            await out.tell({"event": {"start": {"pid": number}}})
-            interval = connect.keepalive_of(call.headers)
-            while True:
-                try:
-                    async with asyncio.timeout(interval):
-                        piece = await stream.recv()
-                except TimeoutError:
-                    await out.tell({"event": {"keepalive": {}}})
-                    continue
-                if piece is None:
-                    break
-                kind = "pty" if pty else "stdout" if piece.channel == Channel.OUT else "stderr"
-                await out.tell({"event": {"data": {kind: base64.b64encode(piece.data).decode()}}})
-            end = await stream.result()
+        await out.tell({"event": {"start": {"pid": number}}})
+        interval = connect.keepalive_of(call.headers)
+        while True:
+            try:
+                async with asyncio.timeout(interval):
+                    piece = await stream.recv()
+            except TimeoutError:
+                await out.tell({"event": {"keepalive": {}}})
+                continue
+            if piece is None:
+                break
+            kind = "pty" if pty else "stdout" if piece.channel == Channel.OUT else "stderr"
+            await out.tell({"event": {"data": {kind: base64.b64encode(piece.data).decode()}}})
+        end = await stream.result()
         if end.integer(Tag.TIMED_OUT, 0):
             raise rpc_error("deadline_exceeded", "the command was ended: its time was over")
         await out.tell({"event": {"end": ended(end)}})

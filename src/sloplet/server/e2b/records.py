@@ -38,7 +38,6 @@ class Record:
     user: str = "user"  #: who commands run as
     home: str = ""  #: his; "": as /etc/passwd inside says
     workdir: str = ""
-    disk_only: bool = False  #: it sleeps without its memory
     started_at: float = 0.0
 
 

@@ -100,7 +100,9 @@ class Sandboxes:
         info, record = await self.find(asked)
         token = self._facade.tokens.of("envd", info.id)
         record = replace(record, network=self._facade.networks.told(info.id, record.network))
-        return Answer(200, documents.detail(info, record, token=token, domain=self._facade.domain(asked.host)))
+        disk_only = await self._facade.is_disk_only(asked.caller, info)
+        domain = self._facade.domain(asked.host)
+        return Answer(200, documents.detail(info, record, token=token, domain=domain, disk_only=disk_only))
 
     async def find(self, asked: Asked) -> tuple[SandboxInfo, Record]:
         """The one that the path names; refused (404) where there is none that lives."""
@@ -200,18 +202,18 @@ class Sandboxes:
     # -- asleep and awake --------------------------------------------------------------
 
     async def pause(self, asked: Asked) -> Answer:
-        info, record = await self.find(asked)
+        info, _ = await self.find(asked)
         if info.state == "paused":
             raise refused(409, f"Sandbox '{info.id}' is already paused")
         memory = optional(asked.body, "memory", bool, True)
         controller = asked.caller.tenant.controller
         await controller.pause(info.id, memory=memory)
         await controller.set_ttl(info.id, None)
-        self._facade.records.change(record.sandbox, disk_only=not memory)
         return Answer(204)
 
     async def connect(self, asked: Asked) -> Answer:
         info, record = await self.find(asked)
+        record = self._kept(asked.caller, record)
         seconds = _timeout(asked.body, DEFAULT_TIMEOUT)
         if info.state != "paused":
             await self._extend(asked, info, seconds)
@@ -219,9 +221,18 @@ class Sandboxes:
         await self._facade.wake(asked.caller, record, seconds, memory=optional(asked.body, "memory", bool, True))
         return Answer(201, self._sandbox(asked, record))
 
+    def _kept(self, caller: Caller, record: Record) -> Record:
+        """One that was made by other ways is E2B's, too, from when it is first connected to."""
+        if record.key:
+            return record
+        made = replace(record, key=caller.key.id)
+        self._facade.records.put(made)
+        return made
+
     async def resume(self, asked: Asked) -> Answer:
         """The first version's."""
         info, record = await self.find(asked)
+        record = self._kept(asked.caller, record)
         if info.state != "paused":
             raise refused(409, f"Sandbox {info.id} is already running")
         await self._facade.wake(asked.caller, record, _timeout(asked.body, _OLD_TIMEOUT))

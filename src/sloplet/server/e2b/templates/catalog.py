@@ -113,6 +113,19 @@ class Templates:
             return replace(plan, snapshot=found.snapshot, start="" if found.live else found.start)
         return replace(plan, image=found.image)
 
+    async def instead(self, caller: Caller, plan: Plan) -> Plan | None:
+        """For a saved state that this version of the software, or this machine, cannot use any more: the image that it
+        was made of, in which what runs from the beginning is started. None: there is none."""
+        if plan.template in STANDARD and not plan.build:
+            await self.standard.forget_warm(caller, plan.template)
+            return await self.standard.plan(caller, plan.template, fresh=True)
+        build = self.store.build(plan.build)
+        if build is None or not build.image or build.snapshot != plan.snapshot:
+            return None
+        self.store.change_build(build, snapshot="")
+        await self._discard(caller, build)
+        return replace(plan, snapshot="", image=build.image, start=build.start)
+
     # -- sandboxes of them ---------------------------------------------------------------
 
     async def begun(self, caller: Caller, plan: Plan, info: SandboxInfo, record: Record) -> None:

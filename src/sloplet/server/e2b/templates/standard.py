@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .... import recipes
@@ -126,6 +127,15 @@ class Standard:
             task = self._warming[at] = asyncio.ensure_future(self._make_warm(caller, name))
             task.add_done_callback(lambda _: self._warming.pop(at, None))
         return ""
+
+    async def forget_warm(self, caller: Caller, name: str) -> None:
+        """It is of no use: whoever comes next has another made."""
+        at = (caller.tenant.name, name)
+        found = self._warm.pop(at, None)
+        self._tried.pop(at, None)
+        if found is not None:
+            with suppress(SlopletError):
+                await caller.tenant.controller.delete_snapshot(found, force=True)
 
     async def _make_warm(self, caller: Caller, name: str) -> None:
         image, controller = STANDARD[name], caller.tenant.controller
