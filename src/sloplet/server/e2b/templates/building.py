@@ -77,9 +77,7 @@ class Building:
             image = await self._steps(base)
             user, workdir = image.config.user or "root", image.config.workdir or "/"
             start, ready = asked.start or base.start, asked.ready or base.ready
-            made = replace(
-                self._of, status=READY, image=image_name(self._of), user=user, workdir=workdir, start=start, ready=ready
-            )
+            made = replace(self._of, status=READY, image=image.id, user=user, workdir=workdir, start=start, ready=ready)
             self._now = "finalize"
             self._log.add("[finalize] Finalizing template build", step="finalize")
             return await self._finalized(made)
@@ -337,5 +335,5 @@ def plan_limits(build: Build) -> dict[str, Any]:
 
 
 def image_name(build: Build) -> str:
-    """What its image is called."""
+    """What its image is called, so that it is kept. It is used by its id: no registry is ever asked for that."""
     return f"{IMAGES}{build.template}:{build.id}"
