@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from pydantic import RootModel
 from starlette.requests import Request
 
 from ...controller import SandboxInfo
-from ...errors import SandboxDead, SandboxNotFound, SlopletError, SpecError
+from ...errors import SandboxClosed, SandboxDead, SandboxNotFound, SlopletError, SpecError
 from ..caller import Caller
 from ..idempotency import Job
 from . import documents
@@ -205,7 +207,16 @@ class Sandboxes:
         return Answer(204)
 
     async def _set_ttl(self, asked: Asked, info: SandboxInfo, seconds: float) -> None:
-        await asked.caller.tenant.controller.set_ttl(info.id, seconds)
+        with self._living(info.id):
+            await asked.caller.tenant.controller.set_ttl(info.id, seconds)
+
+    @contextmanager
+    def _living(self, sandbox: str) -> Iterator[None]:
+        """One that is on its way out is as good as gone."""
+        try:
+            yield
+        except (SandboxNotFound, SandboxDead, SandboxClosed):
+            raise self._unknown(sandbox) from None
 
     async def _extend(self, asked: Asked, info: SandboxInfo, seconds: float) -> None:
         """Never less than it has."""
@@ -220,8 +231,9 @@ class Sandboxes:
             raise refused(409, f"Sandbox '{info.id}' is already paused")
         memory = optional(asked.body, "memory", bool, True)
         controller = asked.caller.tenant.controller
-        await controller.pause(info.id, memory=memory)
-        await controller.set_ttl(info.id, None)
+        with self._living(info.id):
+            await controller.pause(info.id, memory=memory)
+            await controller.set_ttl(info.id, None)
         return Answer(204)
 
     async def connect(self, asked: Asked) -> Answer:
@@ -231,7 +243,8 @@ class Sandboxes:
         if info.state != "paused":
             await self._extend(asked, info, seconds)
             return Answer(200, self._sandbox(asked, record))
-        await self._facade.wake(asked.caller, record, seconds, memory=optional(asked.body, "memory", bool, True))
+        with self._living(info.id):
+            await self._facade.wake(asked.caller, record, seconds, memory=optional(asked.body, "memory", bool, True))
         return Answer(201, self._sandbox(asked, record))
 
     async def _kept(self, caller: Caller, record: Record) -> Record:
@@ -260,10 +273,8 @@ class Sandboxes:
         if info.state == "paused":
             raise refused(409, f"Sandbox '{info.id}' is paused")
         seconds = _timeout(asked.body, _FORK_TIMEOUT)
-        try:
+        with self._living(info.id):
             made = await asked.caller.tenant.controller.fork(info.id, count, ttl=seconds)
-        except (SandboxNotFound, SandboxDead):
-            raise self._unknown(info.id) from None
         copies = [
             replace(record, sandbox=each.id, tenant=asked.caller.tenant.name, key=asked.caller.key.id, timeout=seconds)
             for each in made
