@@ -116,6 +116,15 @@ def test_owners_are_what_the_mount_makes_of_them(owner: int) -> None:
         assert owners.inside(disk, disk)[0] == (there[0] if there else 65534)
 
 
+@pytest.mark.parametrize(("uid", "gid"), [(0, None), (None, 0), (0, 0), (1001, None), (1000, 0)])
+def test_where_all_is_one_users_nobody_else_is_given_anything(uid: int | None, gid: int | None) -> None:
+    owners = Owners((70000, 70000), (1000, 1000), one=True)
+    with pytest.raises(PermissionError):
+        owners.give("/nothing/there", uid, gid)
+    for same in ((None, None), (1000, None), (None, 1000), (1000, 1000)):
+        owners.give("/nothing/there", *same)
+
+
 # -- what it is for ----------------------------------------------------------------------------------------------------
 
 

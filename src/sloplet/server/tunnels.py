@@ -107,7 +107,7 @@ class Tunnels:
             self.server.leases.look_soon()
 
     async def check_open(self, session: Session, op: Op, sandbox: str, request: Fields) -> None:
-        """Whether a session may open a stream to this sandbox: which may wake it, unless it is not to. QuotaExceeded."""
+        """Whether a session may open a stream to this sandbox: which wakes it, unless it is not to. QuotaExceeded."""
         error = ""
         try:
             if Tag.STATE not in request:
