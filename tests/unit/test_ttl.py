@@ -16,7 +16,7 @@ from keeper_helpers import end, keeping
 from live_fake import World, in_world
 
 from sloplet import AsyncSandbox
-from sloplet.errors import SandboxNotFound, SaveFailed, SpecError, UnsupportedOperation
+from sloplet.errors import SandboxDead, SandboxNotFound, SaveFailed, SpecError, UnsupportedOperation
 from sloplet.spec import SandboxSpec, check_ttl
 from sloplet.state.reaper import reap
 
@@ -307,6 +307,30 @@ def test_one_that_sleeps_over_its_time(tmp_path: Path, monkeypatch: pytest.Monke
             await goes.resume()
         assert (await stays.resume()).expires_at is None
         assert (await world.runtime.list())[0].expires_at is None
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+def test_settings_that_cannot_be_read_delete_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleeper that may have been meant to sleep on: neither the reaper nor who opens it takes what is saved."""
+
+    async def work(world: World) -> None:
+        runtime = world.runtime
+        box, control = await world.box("dev", ttl=600, on_ttl="pause"), await world.box("control", ttl=600)
+        for each in (box, control):
+            await each.pause()
+            runtime.store.set_expiry(each.id, time.time() - 1)
+        with runtime.store._write() as db:
+            db.execute("UPDATE sandboxes SET spec = '{' WHERE id = ?", (box.id,))
+        assert reap(runtime.home, runtime.store, lambda *_: None).expired == [control.id]
+        assert not runtime.store.remove_expired(box.id)
+        with pytest.raises(SandboxDead, match="damaged"):
+            await runtime.resume(box.id)
+        info = await runtime.find(box.id)
+        assert info.saved is not None
+        runtime.saved.open(info.saved).close()
+        await runtime.kill(box.id)  # what is to be done with it is somebody's to say
+        assert world.left() == []
 
     in_world(tmp_path, monkeypatch, work)
 

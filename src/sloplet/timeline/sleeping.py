@@ -291,6 +291,8 @@ class Sleeping(Saving):
             raise runtime.not_held(sandbox_id, before)
         over = _has_passed(before)
         if over and before.spec.on_ttl == "end":
+            if not await runtime.on_state(lambda: runtime.store.ends(sandbox_id)):
+                raise runtime.not_held(sandbox_id, before)
             self.drop_alarm(sandbox_id)
             runtime.exposed.close(sandbox_id)
             await runtime.delete_saved(sandbox_id)
