@@ -298,9 +298,7 @@ async def test_what_is_woken_while_it_is_told_to_sleep_runs_and_counts() -> None
 
 
 @pytest.mark.parametrize("ttl", [600, None, 0])
-def test_a_time_that_is_set_while_somebody_wakes_it(
-    ttl: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_that_is_set_while_somebody_wakes_it(ttl: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeper tells that it sleeps; before that is heard, somebody else is let through."""
     records, key = Records(), key_of(max_sandboxes=1)
     info = records.put("one", "paused")
