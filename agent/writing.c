@@ -263,6 +263,8 @@ static int open_and_own(struct writing *w, int64_t flags, bool mode_given)
         return open_failed(w, fd, made);
     if (!made && !append && ftruncate(fd, 0) < 0)
         return open_failed(w, fd, made);
+    if (mode_given && !has_mode(fd, w->mode)) /* emptying may clear setuid */
+        fchmod(fd, w->mode);
     return fd;
 }
 
