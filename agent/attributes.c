@@ -203,6 +203,19 @@ static int drop(int fd, const char *name, int64_t *count)
     return errno == ENODATA ? 0 : errno;
 }
 
+/* As an ATTRIBUTE field of n bytes says, whose name it is. 0 or an errno. */
+static int set_one(int fd, const char *name, const uint8_t *p, uint32_t n, int64_t *count)
+{
+    size_t len = strlen(name);
+
+    if (len == n)
+        return drop(fd, name, count);
+    if (fsetxattr(fd, name, p + len + 1, n - len - 1, 0) < 0)
+        return errno;
+    ++*count;
+    return 0;
+}
+
 /* What goes makes room for what comes. 0 or an errno. */
 static int apply(int fd, const struct fields *f, const char *prefix, bool replace, int64_t *count)
 {
@@ -218,16 +231,8 @@ static int apply(int fd, const struct fields *f, const char *prefix, bool replac
         if (begins(old, prefix) && !is_given(f, prefix, old))
             error = drop(fd, old, count);
     for (size_t pos = 0; !error && fields_next(f, TAG_ATTRIBUTE, &pos, &p, &n);) {
-        size_t len;
-
         name_of(p, n, prefix, name);
-        len = strlen(name);
-        if (len == n)
-            error = drop(fd, name, count);
-        else if (fsetxattr(fd, name, p + len + 1, n - len - 1, 0) < 0)
-            error = errno;
-        else
-            ++*count;
+        error = set_one(fd, name, p, n, count);
     }
     return error;
 }
@@ -239,9 +244,21 @@ bool attributes_good(const struct fields *f)
 
 int attributes_set(int fd, const struct fields *f)
 {
-    int64_t count = 0;
+    char name[ATTRIBUTE_NAME_MAX + 1];
+    const uint8_t *p;
+    uint32_t n;
+    int error = 0;
 
-    return apply(fd, f, ours, false, &count);
+    for (size_t pos = 0; fields_next(f, TAG_ATTRIBUTE, &pos, &p, &n);) {
+        int64_t count = 0;
+        int failed;
+
+        name_of(p, n, ours, name);
+        failed = set_one(fd, name, p, n, &count);
+        if (failed && failed != ENOTSUP && failed != ENOSPC && failed != E2BIG && failed != EDQUOT && !error)
+            error = failed;
+    }
+    return error;
 }
 
 /* Where the files are the host's too, only those may be changed that may be written: attributes need no such right of a fence

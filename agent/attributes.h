@@ -22,7 +22,8 @@ bool want_prefix(struct stream *s, const struct fields *f, char *out);
  * w, and COUNT if some were left out. What cannot be read is not told. */
 void attributes_fields(struct fw *w, struct attributes_of of, const char *prefix, size_t most, size_t reserve);
 
-/* For UNPACK. Whether all ATTRIBUTE fields can be set; and setting them: 0 or an errno. */
+/* For UNPACK. Whether all ATTRIBUTE fields may be set; and setting each: 0, or the first errno but for those that say that
+ * this disk has none, not such a one, or no room for it: the file is worth more than they are. */
 bool attributes_good(const struct fields *f);
 int attributes_set(int fd, const struct fields *f);
 

@@ -62,10 +62,11 @@ static void end_record(struct changes *c, const struct fw *w)
         changes_failed(c, ENOMEM);
 }
 
-static void tell_attributes(const struct changes *c, struct fw *w, const struct attributes_of *of)
+/* `reserve`: bytes of the record that are for what follows. */
+static void tell_attributes(const struct changes *c, struct fw *w, const struct attributes_of *of, size_t reserve)
 {
     if (c->attributes && of)
-        attributes_fields(w, *of, "user.", ATTRIBUTES_CHANGED, 2 * NAMES_BUF + 64); /* names, or another path, follow */
+        attributes_fields(w, *of, "user.", ATTRIBUTES_CHANGED, reserve);
 }
 
 void tell(struct changes *c, const struct stat *st, const struct attributes_of *of, const char *link, int64_t flags, const char *same_as)
@@ -73,7 +74,7 @@ void tell(struct changes *c, const struct stat *st, const struct attributes_of *
     struct fw w = begin_record();
 
     stat_fields(&w, st, link);
-    tell_attributes(c, &w, of);
+    tell_attributes(c, &w, of, 64); /* no PATH2: what is the same as another has been told with that */
     if (flags)
         fw_int(&w, TAG_FLAGS, flags);
     if (same_as)
@@ -216,7 +217,7 @@ void tell_names(struct changes *c, const struct stat *st)
     w = begin_record();
     if (st) {
         stat_fields(&w, st, NULL);
-        tell_attributes(c, &w, &(struct attributes_of){c->names, NULL});
+        tell_attributes(c, &w, &(struct attributes_of){c->names, NULL}, NAMES_BUF + 64); /* an ENTRY is shorter than a dirent */
         c->count++;
     }
     for (long at = 0; at < n;) {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "extras.h"
+#include "linuxapi.h"
 #include "path.h"
 #include "records.h"
 
@@ -92,18 +93,38 @@ bool want_owner(struct stream *s, const struct fields *f, struct user *owner)
     return !error;
 }
 
-/* Gives a folder that was just made to its owner. Its O_PATH fd, or -1 and an errno in error. */
+static bool is_empty(int dir)
+{
+    _Alignas(8) char buf[1024];
+    long n;
+
+    while ((n = syscall(SYS_getdents64, dir, buf, sizeof buf)) > 0)
+        for (long at = 0; at < n;) {
+            const struct dirent64_ *d = (const void *)(buf + at);
+            at += d->reclen;
+            if (strcmp(d->name, ".") && strcmp(d->name, ".."))
+                return false;
+        }
+    return n == 0;
+}
+
+/* Gives a folder that was just made to its owner; but if the name is another folder's by now, that stays as it is: one that
+ * is not ours, or has something in it. Its fd, or -1 and an errno in error. */
 static int own_folder(int dir, const char *name, const struct user *owner, int *error)
 {
-    int fd = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat st;
 
-    if (fd < 0 || fchownat(fd, "", owner->uid, owner->gid, AT_EMPTY_PATH) < 0)
+    if (fd < 0 || fstat(fd, &st) < 0)
+        *error = errno;
+    else if (st.st_uid == geteuid() && is_empty(fd) && fchown(fd, owner->uid, owner->gid) < 0)
         *error = errno;
     return fd;
 }
 
 int make_parents(const char *path, mode_t mode, bool whole, const struct user *owner)
 {
+    int (*opener)(int, const char *, int, mode_t) = owner->uid != (uid_t)-1 ? path_open_wary : path_open;
     int at = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0), error = at < 0 ? errno : 0;
 
     while (at >= 0) {
@@ -124,7 +145,7 @@ int make_parents(const char *path, mode_t mode, bool whole, const struct user *o
         memcpy(part, path, len);
         part[len] = 0;
         path += len;
-        next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+        next = opener(at, part, O_PATH | O_DIRECTORY, 0);
         if (next < 0 && errno == ENOENT) {
             bool made = mkdirat(at, part, last ? mode : 0755) == 0;
             if (!made && errno != EEXIST)
@@ -132,7 +153,7 @@ int make_parents(const char *path, mode_t mode, bool whole, const struct user *o
             else if (made && owner->uid != (uid_t)-1) /* what was made here, not what somebody has put in its place */
                 next = own_folder(at, part, owner, &error);
             else
-                next = path_open(at, part, O_PATH | O_DIRECTORY, 0);
+                next = opener(at, part, O_PATH | O_DIRECTORY, 0);
         }
         if (next < 0 && !error)
             error = errno;
@@ -235,7 +256,7 @@ static int make_folders(const struct call *c, mode_t mode, const struct user *ow
 
     if (c->flags & MKDIR_FLAG_PARENTS)
         return make_parents(c->path, mode, true, owner);
-    dir = path_parent(AT_FDCWD, c->path, name, &slash);
+    dir = (owner->uid != (uid_t)-1 ? path_parent_wary : path_parent)(AT_FDCWD, c->path, name, &slash);
     if (dir < 0 || mkdirat(dir, name, mode) < 0) {
         error = errno;
     } else if (owner->uid != (uid_t)-1) {

@@ -27,7 +27,7 @@ bool want_mode(struct stream *s, const struct fields *f, mode_t otherwise, mode_
 /* OWNER of the request: whom what is made is given to; uid -1: nobody said. False: the stream was closed. */
 bool want_owner(struct stream *s, const struct fields *f, struct user *owner);
 /* Makes the missing folders above (`whole`: and at) the path, and gives them to the owner, if there is one (its uid is
- * not -1). 0 or an errno. */
+ * not -1): then only root's links are followed. 0 or an errno. */
 int make_parents(const char *path, mode_t mode, bool whole, const struct user *owner);
 /* A name for a file that is not there yet, at most 24 bytes. */
 void temp_name(char *out);

@@ -40,9 +40,27 @@ static int step(int dirfd, const char *name, int flags, mode_t mode)
     return fd;
 }
 
-static int link_text(int dirfd, const char *name, char *out, size_t cap)
+/* The text of a link, if root has made it: of the very link that was looked at. Bytes, or -1 with errno. */
+static ssize_t roots_text(int dirfd, const char *name, char *out, size_t cap)
 {
-    ssize_t n = readlinkat(dirfd, name, out, cap - 1);
+    int fd = step(dirfd, name, O_PATH, 0), error;
+    struct stat st;
+    ssize_t n = -1;
+
+    if (fd < 0)
+        return -1;
+    errno = ELOOP;
+    if (fstat(fd, &st) == 0 && S_ISLNK(st.st_mode) && st.st_uid == 0)
+        n = readlinkat(fd, "", out, cap);
+    error = errno;
+    close(fd);
+    errno = error;
+    return n;
+}
+
+static int link_text(int dirfd, const char *name, char *out, size_t cap, bool wary)
+{
+    ssize_t n = wary ? roots_text(dirfd, name, out, cap - 1) : readlinkat(dirfd, name, out, cap - 1);
 
     if (n < 0)
         return errno;
@@ -53,8 +71,8 @@ static int link_text(int dirfd, const char *name, char *out, size_t cap)
     return 0;
 }
 
-/* The walk for kernels without openat2: part by part, links read as text, so there is no jump. */
-static int walk(int dirfd, const char *path, int flags, mode_t mode)
+/* Part by part, links read as text, so there is no jump: for kernels without openat2, and for who is wary of links. */
+static int walk(int dirfd, const char *path, int flags, mode_t mode, bool wary)
 {
     char rest[4096], text[4096];
     int links = 0, at, error = 0;
@@ -91,7 +109,7 @@ static int walk(int dirfd, const char *path, int flags, mode_t mode)
             st.st_mode = 0;
         if (S_ISLNK(st.st_mode) && (!last || slash || !(flags & O_NOFOLLOW))) {
             size_t tail = strlen(from + len);
-            error = ++links > MAX_LINKS ? ELOOP : link_text(at, part, text, sizeof text);
+            error = ++links > MAX_LINKS ? ELOOP : link_text(at, part, text, sizeof text, wary);
             if (!error && strlen(text) + tail >= sizeof rest)
                 error = ENAMETOOLONG;
             if (error)
@@ -142,10 +160,15 @@ int path_open(int dirfd, const char *path, int flags, mode_t mode)
         }
         return (int)fd;
     }
-    return walk(dirfd, path, flags, mode);
+    return walk(dirfd, path, flags, mode, false);
 }
 
-int path_parent(int dirfd, const char *path, char *name, bool *slash)
+int path_open_wary(int dirfd, const char *path, int flags, mode_t mode)
+{
+    return walk(dirfd, path, flags, mode, true);
+}
+
+static int open_parent(int dirfd, const char *path, char *name, bool *slash, bool wary)
 {
     char parent[4096];
     size_t end = strlen(path), start;
@@ -176,7 +199,17 @@ int path_parent(int dirfd, const char *path, char *name, bool *slash)
         memcpy(parent, path, start);
         parent[start] = 0;
     }
-    return path_open(dirfd, parent, O_PATH | O_DIRECTORY, 0);
+    return (wary ? path_open_wary : path_open)(dirfd, parent, O_PATH | O_DIRECTORY, 0);
+}
+
+int path_parent(int dirfd, const char *path, char *name, bool *slash)
+{
+    return open_parent(dirfd, path, name, slash, false);
+}
+
+int path_parent_wary(int dirfd, const char *path, char *name, bool *slash)
+{
+    return open_parent(dirfd, path, name, slash, true);
 }
 
 bool path_inside(const char *p, size_t n)

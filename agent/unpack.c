@@ -68,6 +68,8 @@ static bool in_the_way(struct unpack *u, const char *name, const struct facts *f
 
     if (fstatat(u->dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return false;
+    if (f->type == FILE_TYPE_OTHER) /* nothing is made, but what it took the place of must not come back */
+        return S_ISREG(st.st_mode) || S_ISDIR(st.st_mode) || S_ISLNK(st.st_mode);
     if (f->type == FILE_TYPE_DIR)
         return !S_ISDIR(st.st_mode) || f->flags & CHANGE_FLAG_OPAQUE;
     return f->type != FILE_TYPE_FILE || f->flags & CHANGE_FLAG_HARD_LINK || S_ISDIR(st.st_mode);
@@ -82,8 +84,6 @@ static int obey(struct unpack *u, const struct fields *f, const char *path, bool
 
     if (!facts_of(f, &facts) || !attributes_good(f))
         return unpack_protocol(u, "a file that cannot be");
-    if (facts.type == FILE_TYPE_OTHER)
-        return 0; /* a socket or pipe is nothing without whoever served it */
     if (!strcmp(path, ".")) {
         if (facts.type != FILE_TYPE_DIR || u->depth)
             return unpack_protocol(u, "a root that is no folder, or comes late");

@@ -193,13 +193,12 @@ int unpack_finish_file(struct unpack *u)
     return error;
 }
 
-/* A disk that has none holds the file all the same. */
 int unpack_attributes(int fd, const struct fields *f)
 {
     int error = attributes_set(fd, f);
 
     errno = error;
-    return error == ENOTSUP ? 0 : forgive(error ? -1 : 0);
+    return forgive(error ? -1 : 0);
 }
 
 static int begin_file(struct unpack *u, const struct fields *fields, const char *name, const struct facts *f)
@@ -323,6 +322,6 @@ int unpack_make(struct unpack *u, const struct fields *f, const char *path, cons
     case FILE_TYPE_FILE:
         return facts->flags & CHANGE_FLAG_HARD_LINK ? make_link(u, f, name, facts) : begin_file(u, f, name, facts);
     default:
-        return 0; /* removed */
+        return 0; /* removed; or a socket or pipe, which is nothing without whoever served it */
     }
 }

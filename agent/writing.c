@@ -163,7 +163,8 @@ static void write_release(struct stream *s)
 }
 
 /* Follows links at the last part by their text, until w->dir and w->name are where the file is or
- * will be. Who acts for another follows none: he would be led to what the other may not write. 0 or an errno. */
+ * will be. Who acts for another follows none there, and above only root's: he would be led to what the other may not write.
+ * 0 or an errno. */
 static int find_target(struct writing *w, const char *path, struct stat *st)
 {
     char text[PATH_LIMIT];
@@ -172,7 +173,7 @@ static int find_target(struct writing *w, const char *path, struct stat *st)
     for (int links = 0; links < 40; links++) {
         bool slash;
         ssize_t n;
-        int dir = path_parent(base, path, w->name, &slash);
+        int dir = (w->giving ? path_parent_wary : path_parent)(base, path, w->name, &slash);
 
         if (base >= 0)
             close(base);
@@ -239,26 +240,31 @@ static int open_failed(struct writing *w, int fd, bool made)
 /* The file itself. A new one is the user's, or whom it is given to: said also where it is so by itself, so that watchers see
  * one change of attributes. Another's file that may be written stays his where only root could take it. Emptied last: a write
  * that is refused leaves it as it was. The fd, or -1 with errno. */
-static int open_and_own(struct writing *w, int64_t flags, const struct stat *old, bool mode_given)
+static int open_and_own(struct writing *w, int64_t flags, bool mode_given)
 {
     int append = flags & WRITE_FLAG_APPEND ? O_APPEND : 0;
     const struct user *to = w->giving ? &w->owner : &w->user;
     mode_t mask = umask(0);
     int fd = open_in_place(w, O_CREAT | O_EXCL | append);
     bool made = fd >= 0;
+    struct stat st;
 
     umask(mask);
     if (!made && errno == EEXIST && !w->exclusive)
         fd = open_in_place(w, append);
     if (fd < 0)
         return -1;
-    if (made || (!w->giving && (old->st_uid != to->uid || old->st_gid != to->gid)))
+    if (fstat(fd, &st) < 0)
+        return open_failed(w, fd, made);
+    if (made || (!w->giving && (st.st_uid != to->uid || st.st_gid != to->gid)))
         if (fchown(fd, to->uid, to->gid) < 0 && w->giving)
             return open_failed(w, fd, made);
     if ((mode_given || made) && !has_mode(fd, w->mode) && fchmod(fd, w->mode) < 0)
         return open_failed(w, fd, made);
     if (!made && !append && ftruncate(fd, 0) < 0)
         return open_failed(w, fd, made);
+    if (mode_given && !has_mode(fd, w->mode)) /* emptying may clear setuid */
+        fchmod(fd, w->mode);
     return fd;
 }
 
@@ -278,7 +284,7 @@ static int open_target(struct writing *w, int64_t flags, bool mode_given, const 
     if (exists && !mode_given)
         w->mode = old->st_mode & 07777;
     if (flags & WRITE_FLAG_IN_PLACE && (!exists || regular))
-        return open_and_own(w, flags, old, mode_given);
+        return open_and_own(w, flags, mode_given);
     if ((flags & WRITE_FLAG_APPEND) || (exists && !regular))
         return open_in_place(w, (exists ? 0 : O_CREAT) | (w->exclusive ? O_EXCL : 0) |
                                     (flags & WRITE_FLAG_APPEND ? O_APPEND : 0));

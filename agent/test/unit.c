@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fields.h"
@@ -257,6 +258,42 @@ static void test_paths(void)
     rmdir(dir);
 }
 
+/* Whether the way through a link, as the last part of a folder or in its middle, is taken. */
+static bool leads(int dir, const char *path, bool wary)
+{
+    char name[256];
+    bool slash;
+    int fd = (wary ? path_parent_wary : path_parent)(dir, path, name, &slash);
+
+    if (fd < 0)
+        CHECK(errno == ELOOP);
+    else
+        close(fd);
+    return fd >= 0;
+}
+
+static void test_wary(void)
+{
+    char dir[] = "/tmp/sloplet-unit-XXXXXX";
+    int at;
+
+    CHECK(mkdtemp(dir) != NULL);
+    at = open(dir, O_RDONLY | O_DIRECTORY);
+    CHECK(at >= 0 && mkdirat(at, "d", 0700) == 0 && mkdirat(at, "d/e", 0700) == 0 && symlinkat("d", at, "l") == 0);
+    CHECK(leads(at, "d/e/x", true) && leads(at, "l/x", false) && leads(at, "l/e/x", false));
+    CHECK(leads(at, "l/x", true) == (geteuid() == 0) && leads(at, "l/e/x", true) == (geteuid() == 0));
+    if (geteuid() == 0) {
+        CHECK(fchownat(at, "l", 1000, 1000, AT_SYMLINK_NOFOLLOW) == 0);
+        CHECK(leads(at, "l/x", false) && !leads(at, "l/x", true) && !leads(at, "l/e/x", true) && !leads(at, "./d/../l/e/x", true));
+    }
+    CHECK(!leads(at, "/proc/self/root/x", true));
+    unlinkat(at, "l", 0);
+    unlinkat(at, "d/e", AT_REMOVEDIR);
+    unlinkat(at, "d", AT_REMOVEDIR);
+    close(at);
+    rmdir(dir);
+}
+
 static void test_names(void)
 {
     static const char *const good[] = {".", "a", "a/b", "...", "a/..b", ".a/b.", "-"};
@@ -279,6 +316,7 @@ int main(void)
     test_ring();
     test_users();
     test_paths();
+    test_wary();
     test_names();
     printf(failures ? "%d checks failed\n" : "all unit tests passed\n", failures);
     return failures != 0;

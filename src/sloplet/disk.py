@@ -8,6 +8,7 @@ share (segments.py); nothing in them ever becomes a file of the host's.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -41,10 +42,9 @@ def asked(op: Op, live: Live, *more: tuple[Tag, int]) -> Fields:
 async def pack(live: Live, draft: Draft, share: Share) -> None:
     """Write the sandbox's changes into the draft. SaveFailed."""
     writer = Writer(draft.fd, share)
-    flags = int(ChangesFlag.CONTENTS | ChangesFlag.ATTRIBUTES)
-    stream = live.mux.open(asked(Op.CHANGES, live, (Tag.FLAGS, flags)))
+    stream, started = await _begin(live)
     try:
-        if (await stream.started()).integer(Tag.FLAGS, 0) & ListingFlag.COMPLETE:
+        if started.integer(Tag.FLAGS, 0) & ListingFlag.COMPLETE:
             await _copy(stream, writer.feed)
         else:
             await _complete(live, stream, writer)
@@ -59,6 +59,21 @@ async def pack(live: Live, draft: Draft, share: Share) -> None:
     except BaseException:
         stream.reset()
         raise
+
+
+async def _begin(live: Live) -> tuple[HostStream, Fields]:
+    """A CHANGES that has started. An older agent, in a restored live state, knows no attributes, and told none ever."""
+    flags = ChangesFlag.CONTENTS | ChangesFlag.ATTRIBUTES
+    while True:
+        stream = live.mux.open(asked(Op.CHANGES, live, (Tag.FLAGS, int(flags))))
+        try:
+            return stream, await stream.started()
+        except BaseException:
+            refused = stream.errno == errno.EINVAL
+            stream.reset()
+            if not refused or not flags & ChangesFlag.ATTRIBUTES:
+                raise
+            flags &= ~ChangesFlag.ATTRIBUTES
 
 
 async def _copy(stream: HostStream, feed: Callable[[bytes], None]) -> None:

@@ -37,6 +37,7 @@ _MAX_LISTED_TEXT = 64 * 2**20
 MAX_ATTRIBUTE_NAME = 255
 MAX_ATTRIBUTE = 61440
 _MAX_ATTRIBUTES = 1_000_000  # what one request holds
+_MAX_TOLD_ATTRIBUTES = 2 * 2**20  # an agent tells 1 MiB of names and values, in as many records as there are
 _TYPES = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink", FileType.OTHER: "other"}
 
 
@@ -233,10 +234,13 @@ class AsyncFiles:
         """A file's extended attributes whose names begin with ``prefix``."""
         fields = _path_request(Op.GETXATTRS, path, user).add(Tag.PREFIX, _prefix(prefix))
         found: dict[str, bytes] = {}
+        size = 0
         async for record in records(await self._open(fields)):
-            found.update(_attributes(record))
-            if len(found) > MAX_LISTED:
-                raise FileError(f"{path} has more attributes than can be told")
+            told = _attributes(record)
+            found.update(told)
+            size += 1 + sum(len(name) + len(value) for name, value in told.items())
+            if size > _MAX_TOLD_ATTRIBUTES:
+                raise FileError(f"{path} has more attributes than can be told", hint="ask for fewer: prefix=...")
         return found
 
     async def set_attributes(
@@ -356,7 +360,8 @@ def _attributes(fields: Fields) -> dict[str, bytes]:
 def _weight(info: FileInfo) -> int:
     """Roughly the bytes that are held for it."""
     more = sum(len(name) + len(value) for name, value in info.attributes.items())
-    return len(info.name) + len(info.target or "") + len((info.leads_to and info.leads_to.path) or "") + more
+    leads_to = (info.leads_to and info.leads_to.path) or ""
+    return more + sum(map(len, (info.name, info.target or "", leads_to, info.owner or "", info.group or "")))
 
 
 def file_change(record: Fields) -> FileChange:

@@ -179,7 +179,7 @@ def test_the_domain_is_told(server: E2BServer, box: Box) -> None:
 def test_a_server_inside_is_everybodys(box: Box, port: int) -> None:
     answer = box.visit(port)
     assert answer.status_code == 200
-    assert dict(answer.json())["host"] == box.host(port)
+    assert dict(answer.json())["Host"] == box.host(port)
     body = bytes(range(256)) * 4096
     assert box.visit(port, method="POST", content=body).content == body
 
@@ -296,8 +296,8 @@ def test_the_host_that_servers_inside_see(server: E2BServer) -> None:
     found = make(server, network={"maskRequestHost": "custom.example.com:${PORT}"})
     found.serve(8000)
     seen = {name.lower(): value for name, value in found.reached(8000).json()}
-    assert seen["host"] == "custom.example.com:8000"
-    assert seen["x-forwarded-host"] == found.host(8000)
+    assert seen["Host"] == "custom.example.com:8000"
+    assert seen["X-Forwarded-Host"] == found.host(8000)
     found.api("DELETE", "/sandboxes/ID")
 
 
@@ -308,7 +308,7 @@ def test_servers_inside_that_speak_tls(server: E2BServer) -> None:
     deadline = time.monotonic() + WAIT
     while (answer := found.visit(8443)).status_code == 502:
         assert time.monotonic() < deadline, answer.text
-    assert dict(answer.json())["host"] == found.host(8443)
+    assert dict(answer.json())["Host"] == found.host(8443)
     body = bytes(range(256)) * 8192
     for _ in range(3):
         assert found.visit(8443, method="POST", content=body).content == body

@@ -119,7 +119,7 @@ def test_names_of_types_never_become_paths(box: Sandbox, tmp_path: Path) -> None
 
 def test_tags_that_are_not_quite_ours_are_no_contexts(box: Sandbox) -> None:
     for tag in (f"sloplet-code/1/python/a b/{KEY}", f"sloplet-code/1/cobol/x/{KEY}", "sloplet-code/1/python/x/zz",
-                f"sloplet-code/2/python/newer/{KEY}"):  # fmt: skip
+                f"sloplet-code/3/python/newer/{KEY}"):  # fmt: skip
         box.spawn(["sleep", "30"], detached=True, tag=tag).detach()
     assert not {"a b", "x", "newer"} & {one.name for one in box.contexts.list()}
 

@@ -281,11 +281,16 @@ def test_logs_are_read_by_number(tmp_path: Path) -> None:
 
 def test_a_log_has_an_end(tmp_path: Path) -> None:
     log = BuildLogs().begin("b")
-    for _ in range(20_010):
-        log.add("x" * 5000)
-    assert len(log.entries) == 20_001
+    for _ in range(1000):
+        log.add("\U0001f600" * 5000)
     assert log.entries[-1]["level"] == "warn"
-    assert len(log.entries[0]["message"]) == 4096
+    assert sum(len(each["message"]) for each in log.entries) < 1.1 * 2**20
+    log.add("why it failed", "error")
+    assert log.entries[-1]["message"] == "why it failed"
+    many = BuildLogs().begin("c")
+    for number in range(20_000):
+        many.add(str(number))
+    assert (len(many.entries), many.entries[-1]["level"]) == (10_001, "warn")
 
 
 # -- what is on record -------------------------------------------------------------------------------------------------

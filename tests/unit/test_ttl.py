@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import threading
 import time
@@ -16,9 +17,13 @@ from keeper_helpers import end, keeping
 from live_fake import World, in_world
 
 from sloplet import AsyncSandbox
+from sloplet.engines.fakeagent.changes import Changes
 from sloplet.errors import SandboxDead, SandboxNotFound, SaveFailed, SpecError, UnsupportedOperation
 from sloplet.spec import SandboxSpec, check_ttl
 from sloplet.state.reaper import reap
+from sloplet.wire.fields import Fields
+from sloplet.wire.mux import AgentStream
+from sloplet.wire.schema import ChangesFlag, Tag
 
 pytestmark = pytest.mark.anyone
 
@@ -419,6 +424,28 @@ def test_a_pause_of_files_that_fails(step: str, tmp_path: Path, monkeypatch: pyt
         assert world.left() == files
         assert (await box.pause(memory=False)).state == "paused"
         assert await box.files.read_text("note") == "now"
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+def test_files_of_a_sandbox_with_an_older_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live state that was restored has the agent of its time, which refuses flags that it does not know."""
+    asked: list[int] = []
+    tell = Changes.tell
+
+    async def as_of_before(self: Changes, stream: AgentStream, request: Fields) -> Fields:
+        asked.append(request.integer(Tag.FLAGS))
+        if asked[-1] & ~ChangesFlag.CONTENTS:
+            raise OSError(errno.EINVAL, "a flag this operation does not know")
+        return await tell(self, stream, request)
+
+    async def work(world: World) -> None:
+        monkeypatch.setattr(Changes, "tell", as_of_before)
+        box = await world.box("dev")
+        await box.files.write("note", "kept")
+        assert (await box.pause(memory=False)).state == "paused"
+        assert asked == [ChangesFlag.CONTENTS | ChangesFlag.ATTRIBUTES, ChangesFlag.CONTENTS]
+        assert await box.files.read_text("note") == "kept"
 
     in_world(tmp_path, monkeypatch, work)
 

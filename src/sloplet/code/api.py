@@ -81,9 +81,11 @@ class AsyncCode:
             message = f"{failed.message}; it did not stop, so the context was started anew, without its variables"
             return replace(error.partial, error=replace(failed, message=message), restarted=True)
 
-    def _told_of(self, wishes: Wishes) -> dict[str, object]:
+    def _told_of(self, kernel: Kernel, wishes: Wishes) -> dict[str, object]:
         """What a Python kernel is told besides: the sandbox's own variables, which may be others than those of the
         template that it was saved with."""
+        if kernel.language != "python" or kernel.protocol == languages.PLAIN:
+            return {}
         given: dict[str, object] = {"base": dict(self._spec.env)} if self._spec.env else {}
         return {**given, "silent": True} if wishes.silent else given
 
@@ -98,7 +100,12 @@ class AsyncCode:
         cell = new_cell()
         raw = languages.check_code(kernel.language, code)
         env = languages.check_variables(kernel.language, wishes.env)
-        more = self._told_of(wishes) if kernel.language == "python" else {}
+        if env and kernel.protocol == languages.PLAIN:
+            raise KernelError(
+                f"{kernel.describe()} was started by an older version, which knows no variables for one cell",
+                hint=f"contexts.restart({kernel.name!r}) starts it anew, without its variables; or leave env= out",
+            )
+        more = self._told_of(kernel, wishes)
         request = languages.request(kernel.language, kernel.key, cell, raw, env, more)
         path = None
         try:

@@ -52,6 +52,7 @@ class Kernel:
     early: bool = True  #: whether what it wrote since then is a cell's; not what it says when it starts
     user: str | None = None  #: if it is another than the sandbox's
     begun: bool = False  #: whether we have seen it begin with a cell
+    protocol: int = languages.PROTOCOL  #: what it was started to speak
 
     def describe(self) -> str:
         return f"the {self.language} context {self.name!r}"

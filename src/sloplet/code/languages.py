@@ -18,7 +18,9 @@ from ..errors import SpecError
 from ..spec import check_env
 
 MAX_REQUEST = 4096  # PIPE_BUF: requests of several clients never mix
-PROTOCOL = 1
+PROTOCOL = 2
+#: Kernels of before, which a saved state may hold: they take code and nothing else.
+PLAIN = 1
 
 ALIASES = {
     "javascript": "node", "js": "node", "ts": "typescript", "bash": "shell", "sh": "shell", "python3": "python",

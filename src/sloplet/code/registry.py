@@ -339,9 +339,9 @@ def _contexts(
     found: dict[str, CodeContext] = {}
     for info in sorted(processes, key=lambda info: info.pid):
         match = _TAG.fullmatch(info.tag)
-        if match is None or int(match[1]) != languages.PROTOCOL:
+        if match is None or int(match[1]) not in (languages.PLAIN, languages.PROTOCOL):
             continue
-        _, language, name, key, _, user = match.groups()
+        protocol, language, name, key, _, user = match.groups()
         if name in found and found[name].running:
             continue
         reason = "" if info.running else f"its process ended with exit code {info.exit_code}"
@@ -349,7 +349,7 @@ def _contexts(
         found[name] = CodeContext(name, language, state, info.pid, info.started_at, reason)
         if info.running and known is not None:
             if name not in known or known[name].key != key or known[name].pid != info.pid:
-                known[name] = Kernel(name, language, key, info.pid, user=user)
+                known[name] = Kernel(name, language, key, info.pid, user=user, protocol=int(protocol))
             known[name].seen = now
     return list(found.values())
 

@@ -201,6 +201,11 @@ class HostStream(BaseStream):
             await self._waiters.wait()
         return self._reply
 
+    @property
+    def errno(self) -> int:
+        """What it was closed with; 0 if all went well, or it is open."""
+        return self._result.integer(Tag.ERRNO, 0) if self._result is not None else 0
+
     async def result(self) -> Fields:
         while self._result is None:
             self._mux.check()

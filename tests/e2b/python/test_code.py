@@ -128,3 +128,21 @@ def test_the_sandbox_ends_meanwhile() -> None:
     threading.Timer(1.0, box.kill).start()
     with pytest.raises(TimeoutException, match="killed"):
         box.run_code("import time; time.sleep(1000)")
+
+
+@needs_live
+def test_contexts_come_and_go_between_sleeps() -> None:
+    box = Sandbox.create(timeout=120)
+    try:
+        box.run_code("1")
+        box.pause()
+        box.connect()
+        assert box.run_code("1").text == "1"
+        box.remove_code_context("python")
+        for _ in range(2):
+            box.pause()
+            box.connect()
+            assert box.commands.run("echo alive").stdout == "alive\n"
+        assert box.run_code("1 + 1").text == "2"
+    finally:
+        box.kill()

@@ -325,6 +325,37 @@ def test_extended_attributes_go_along_if_asked_for(bare: AgentClient, tmp_path: 
     assert not (to / "x").exists()
 
 
+def test_an_attribute_without_room_costs_only_itself(bare: AgentClient, tmp_path: Path) -> None:
+    (tmp_path / "probe").touch()
+    try:
+        os.setxattr(tmp_path / "probe", "user.a", b"1")
+    except OSError as error:
+        pytest.skip(f"no extended attributes here: {error}")
+    large = b"user.large\0" + b"x" * 40000  # more than ext4 has room for
+    given = [(Tag.ATTRIBUTE, each) for each in (b"user.a\x001", large, b"user.z\x002")]
+    facts = ((Tag.SIZE, 0), (Tag.MODE, 0o755))
+    records = _record((Tag.NAME, "f"), (Tag.TYPE, 0), *facts, *given) + _record(
+        (Tag.NAME, "d"), (Tag.TYPE, 1), *facts, *given
+    )
+    assert _unpack(bare, records, (Tag.PATH, str(tmp_path))).error is None
+    for name in ("f", "d"):
+        assert set(os.listxattr(tmp_path / name)) >= {"user.a", "user.z"}
+
+
+def test_what_a_pipe_took_the_place_of_does_not_come_back(bare: AgentClient, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    to.mkdir()
+    (to / "file").write_text("the image's")
+    (to / "link").symlink_to("file")
+    (to / "d/deep").mkdir(parents=True)
+    (to / "d/deep/f").touch()
+    os.mkfifo(to / "pipe")
+    (to / "stays").touch()
+    records = b"".join(_record((Tag.NAME, name), (Tag.TYPE, 3)) for name in ("file", "link", "d", "pipe", "none"))
+    assert _unpack(bare, records, (Tag.PATH, str(to))).error is None
+    assert sorted(os.listdir(to)) == ["pipe", "stays"]
+
+
 def test_where_there_is_no_root_of_its_own(bare: AgentClient, tmp_path: Path) -> None:
     assert bare.call(Op.CHANGES).error == errno.EOPNOTSUPP
     assert bare.call(Op.UNPACK).error == errno.EOPNOTSUPP

@@ -81,6 +81,7 @@ class FileOps:
             except PermissionError:
                 if cred.uid != 0:
                     raise
+                cred = cred._replace(wary=True)
                 node = self._may_write(path, flags, cred, owner)
         else:
             node = self._may_write(path, flags, cred)
@@ -219,7 +220,7 @@ class FileOps:
         except PermissionError:
             if owner is None or cred.uid != 0:
                 raise
-            self.vfs.mkdir(path, self.workdir, cred, mode, parents=parents, owner=owner)
+            self.vfs.mkdir(path, self.workdir, cred._replace(wary=True), mode, parents=parents, owner=owner)
         return Fields()
 
     async def remove(self, stream: AgentStream, request: Fields, path: str, cred: Cred) -> Fields:

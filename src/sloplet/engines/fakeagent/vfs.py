@@ -24,6 +24,7 @@ class Cred(NamedTuple):
     gid: int
     name: str = ""
     home: str = "/"
+    wary: bool = False  # acts for somebody: of links follows only root's
 
 
 ROOT = Cred(0, 0, "root", "/root")
@@ -148,7 +149,7 @@ class Vfs:
                 return here, part, None
             if found.type is FileType.SYMLINK and (todo or follow or slash):
                 links += 1
-                if links > MAX_LINKS:
+                if links > MAX_LINKS or (cred.wary and found.uid != 0):
                     raise fail(errno.ELOOP, path)
                 todo += [step for step in reversed(found.target.split("/")) if step]
                 if found.target.startswith("/"):

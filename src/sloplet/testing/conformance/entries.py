@@ -74,6 +74,34 @@ class TestInPlace:
         box.files.write("own", "new", in_place=True, user="root", owner=mine)  # his own links lead where he may go
         assert box.files.read("target") == b"new"
 
+    def test_nobody_is_led_astray_on_the_way(self, box: Sandbox, capabilities: Capabilities) -> None:
+        """A user's link in the middle of a path leads himself, but not root who acts for him; root's own does."""
+        needs(capabilities.users, "one user only")
+        mine = box.files.stat(".").uid
+        box.files.write("/roots/conf", "precious", user="root", mode=0o600)
+        box.files.chmod("/roots", 0o700, user="root")
+        box.files.symlink("link", "/roots")
+        box.files.symlink("/way", "roots", user="root")
+        for name, in_place in (("conf", True), ("conf", False), ("new", True), ("new", False), ("d/new", True)):
+            with pytest.raises(OSError, match=r".") as refused:
+                box.files.write(f"link/{name}", "x", in_place=in_place, user="root", owner=str(mine))
+            assert refused.value.errno == errno.ELOOP, name
+        for parents in (True, False):
+            with pytest.raises(OSError, match=r".") as refused:
+                box.files.mkdir("link/sub", parents=parents, user="root", owner=str(mine))
+            assert refused.value.errno == errno.ELOOP
+        assert [info.name for info in box.files.list("/roots", user="root")] == ["conf"]
+        assert box.files.read("/roots/conf", user="root") == b"precious"
+        box.files.write("/way/new", "x", in_place=True, user="root", owner=str(mine))
+        box.files.mkdir("/way/deep/sub", user="root", owner=str(mine))
+        box.files.mkdir("/way/one", parents=False, user="root", owner=str(mine))
+        for made in ("new", "deep", "deep/sub", "one"):
+            assert box.files.stat(f"/roots/{made}", user="root").uid == mine, made
+        box.files.mkdir("folder")
+        box.files.symlink("own", "folder")
+        box.files.write("own/f", "new", in_place=True, user="root", owner=str(mine))
+        assert box.files.read("folder/f") == b"new"
+
     def test_what_is_refused_changes_nothing(self, box: Sandbox, capabilities: Capabilities) -> None:
         needs(capabilities.users, "one user only")
         box.files.write("/tmp/a", "precious", user="root", mode=0o666)

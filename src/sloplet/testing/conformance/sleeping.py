@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import pytest
 
 from ...engines.base import Capabilities
-from ...errors import InvalidLimit, SandboxNotFound, SandboxPaused, SlopletError, SpecError, UnsupportedOperation
+from ...errors import (
+    FileError,
+    InvalidLimit,
+    SandboxNotFound,
+    SandboxPaused,
+    SlopletError,
+    SpecError,
+    UnsupportedOperation,
+)
 from ...sync import Sandbox
 from .support import MakeBox, needs
 
@@ -93,6 +102,26 @@ class TestFilesOnly:
         assert box.run(look, check=True).stdout == before
         assert box.run("ls /dev/shm").stdout == ""
         assert box.run("test /tmp/t -ef /tmp/same && echo one").stdout == "one\n"
+
+    def test_large_attributes_and_what_a_pipe_replaced(self, make_box: MakeBox, capabilities: Capabilities) -> None:
+        _needs_files(capabilities)
+        needs(capabilities.private_filesystem, "no filesystem of its own")
+        box = make_box()
+        box.files.write("f", "x")
+        replaced = box.run("rm /etc/shells && mkfifo /etc/shells", user="root").ok
+        given = {"user.small": b"s"}
+        try:
+            box.files.set_attributes("f", given)
+            box.files.set_attributes("f", {"user.large": b"x" * 38000})
+            given["user.large"] = b"x" * 38000
+        except FileError as error:  # not every disk has such, nor room for more than some KiB
+            if error.errno not in (errno.ENOTSUP, errno.ENOSPC, errno.E2BIG):
+                raise
+            given = box.files.attributes("f") if error.errno != errno.ENOTSUP else {}
+        box.pause(memory=False)
+        box.resume()
+        assert (box.files.attributes("f") if given else {}) == given
+        assert not (replaced and box.files.exists("/etc/shells"))
 
     def test_snapshot_without_memory(self, make_box: MakeBox, capabilities: Capabilities) -> None:
         _needs_files(capabilities)
