@@ -296,8 +296,8 @@ def test_the_host_that_servers_inside_see(server: E2BServer) -> None:
     found = make(server, network={"maskRequestHost": "custom.example.com:${PORT}"})
     found.serve(8000)
     seen = {name.lower(): value for name, value in found.reached(8000).json()}
-    assert seen["Host"] == "custom.example.com:8000"
-    assert seen["X-Forwarded-Host"] == found.host(8000)
+    assert seen["host"] == "custom.example.com:8000"
+    assert seen["x-forwarded-host"] == found.host(8000)
     found.api("DELETE", "/sandboxes/ID")
 
 

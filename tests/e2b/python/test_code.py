@@ -9,6 +9,7 @@ import pytest
 from e2b_code_interpreter import AsyncSandbox, Sandbox
 from e2b_code_interpreter.charts import BarChart, ChartType, LineChart
 
+from conftest import needs_live
 from e2b import NotFoundException, TimeoutException
 
 
