@@ -12,11 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2b_kit import HERE, VERSIONS, E2BServer, e2b_server
+from e2b_kit import HERE, E2BServer, e2b_server
 from sloplet.server.e2b.keys import to_e2b
 
 pytestmark = pytest.mark.timeout(900)
-MODES = ("url", "domain")
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +29,28 @@ def need(server: E2BServer, engine: str) -> None:
         pytest.skip(f"{engine} cannot run here")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("version", VERSIONS)
+_ANYONE = pytest.mark.anyone  # where it makes no difference who the server is, one half of the tests does
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [
+        ("new", "domain"),
+        *(pytest.param(*each, marks=_ANYONE) for each in (("new", "url"), ("old", "url"), ("old", "domain"))),
+    ],
+)
 def test_python(server: E2BServer, version: str, mode: str) -> None:
     server.pytest(version, mode, "container")
 
 
-@pytest.mark.parametrize(("version", "mode"), [("new", "domain"), ("old", "url")])
+@pytest.mark.parametrize(("version", "mode"), [("new", "domain"), pytest.param("old", "url", marks=_ANYONE)])
 def test_python_on_gvisor(server: E2BServer, version: str, mode: str) -> None:
     need(server, "gvisor")
     server.pytest(version, mode, "gvisor")
 
 
 @pytest.mark.parametrize(("version", "mode"), [("new", "url"), ("new", "domain"), ("old", "url")])
+@_ANYONE
 @pytest.mark.parametrize("program", sorted(path.name for path in (HERE / "js").glob("*.test.cjs")))
 def test_javascript(server: E2BServer, program: str, version: str, mode: str) -> None:
     engine = "gvisor" if mode == "domain" and "gvisor" in server.keys else "container"
