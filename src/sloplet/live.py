@@ -46,6 +46,7 @@ class Live:
     farewell: SlopletError | None = None  #: what whoever still waits on it is told; None: that it is dead
     gate: asyncio.Event | None = None  #: while it stands still, nothing is asked of it: wait for this and look again
     expires: float | None = None  #: by the loop's clock
+    word: int = 0  #: the number of who last set that
     used: float = 0.0  #: when something was last asked of it, by the loop's clock
     chores: list[asyncio.Task[None]] = field(default_factory=list)  #: idle sleep, checkpoints
     gone: asyncio.Event = field(default_factory=asyncio.Event)

@@ -108,6 +108,7 @@ class NetworkSpec:
                 raise SpecError(f"network: {name} is not a list of rules")
             values[name] = tuple(texts)
         values["headers"] = check_headers(values.get("headers", {}))[0]
+        values["proxy"] = check_proxy(values.get("proxy"))[0]  # a password that somebody wrote there is not kept
         return _checked(NetworkSpec(**values))
 
 

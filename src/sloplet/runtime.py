@@ -363,6 +363,7 @@ class Runtime(Networked):
                     await self.on_state(lambda: self.forget(record.owner, record.info.id))
                     if record.info.spec.volumes:
                         await drop_copies(self)
+                self.timeline.drop_alarm(sandbox_id)
                 self.networks.drop(sandbox_id)
                 return
         await self.kill(sandbox_id)  # somebody has woken it meanwhile

@@ -120,6 +120,14 @@ def test_proxies_in_one_spelling() -> None:
     assert Network(proxy="").spec == Network(proxy=None).spec == Network().spec
 
 
+def test_a_record_keeps_no_password() -> None:
+    found = NetworkSpec.from_dict({"mode": "rules", "proxy": "socks5://user:s3cret@a.org:1"})
+    assert found == Network(proxy="socks5://user:other@a.org:1").spec
+    assert "s3cret" not in repr(found) + repr(found.to_dict())
+    assert read_proxy(found.proxy).password, "it is known that there is one"
+    assert NetworkSpec.from_dict(found.to_dict()) == found
+
+
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(SpecError, match="by_address"):
         Network(by_address=True, ask=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from sloplet.cli.main import _choose_server
 from sloplet.errors import SandboxNotFound, ServerError, ServerUnreachable, SlopletError, SnapshotNotFound, SpecError
 from sloplet.finding import place_of
 from sloplet.remote.arguments import spec_arguments
+from sloplet.remote.controller import RemoteController
 from sloplet.remote.paths import box_path, info_of, snapshot_path
 from sloplet.remote.place import parse
 from sloplet.remote.problems import error_of
@@ -104,6 +107,41 @@ def test_the_server_makes_the_same_spec(given: dict[str, Any]) -> None:
         return  # what makes no sense here is refused here
     body = json.dumps(spec_arguments(spec))
     assert SandboxCreate.model_validate_json(body).spec() == spec
+
+
+def test_what_an_older_server_does_not_know_is_told_only_if_it_is_wanted() -> None:
+    """It refuses what it does not know. Here are all the names that it did know."""
+    asked: list[dict[str, Any]] = []
+
+    class Told(RemoteController):
+        def __init__(self) -> None:
+            pass
+
+        async def _ask(self, method: str, path: str, body: Any = None, params: Any = None) -> Any:
+            asked.append(body)
+            raise SandboxNotFound("all that was to be seen")
+
+        async def _make(self, path: str, body: Any, *, leased: bool, undo: bool = True) -> Any:
+            return await self._ask("POST", path, body)
+
+    def ask(call: Coroutine[Any, Any, Any]) -> set[str]:
+        with pytest.raises(SandboxNotFound):
+            asyncio.run(call)
+        return set(asked.pop())
+
+    remote = Told()
+    rules = {
+        "mode", "allow", "deny", "passthrough", "asks", "inspect", "connections", "bandwidth", "budget", "on_budget",
+    }  # fmt: skip
+    plain = Network(allow=["pypi.org"])
+    assert ask(remote.snapshot("box")) == {"name", "role", "note"}
+    assert ask(remote.snapshot("box", memory=False)) == {"name", "role", "note", "memory"}
+    assert ask(remote.fork("box", 1)) == {"count", "names", "snapshot"}
+    assert ask(remote.fork("box", 1, ttl=5)) == {"count", "names", "snapshot", "ttl"}
+    assert ask(remote.set_network("box", plain.spec)) == rules
+    assert set(spec_arguments(SandboxSpec.make(network=plain))["network"]) == rules
+    more = Network(allow=["pypi.org"], by_address=True, headers={"a.org": {"X": "1"}}, proxy="socks5://a.org:1")
+    assert ask(remote.set_network("box", more.spec, more.values)) == {*rules, "by_address", "headers", "proxy"}
 
 
 def test_secrets_and_pools_and_cloud_init() -> None:

@@ -14,10 +14,15 @@ import pytest
 
 from sloplet.controller import SandboxInfo
 from sloplet.errors import QuotaExceeded
+from sloplet.keeper.client import KeeperClient
 from sloplet.server.keys import Key, KeyLimits
 from sloplet.server.quotas import Account, Quotas, Share, refusal
+from sloplet.server.served import ServedKeeper
 from sloplet.server.tenants import Tenant
+from sloplet.server.tunnels import Tunnels
 from sloplet.spec import SandboxSpec
+from sloplet.wire.fields import Fields
+from sloplet.wire.schema import Op, Tag
 
 pytestmark = pytest.mark.anyone
 
@@ -273,6 +278,64 @@ async def test_what_is_used_while_it_is_paused_runs_and_counts() -> None:
         account.slept(replace(info, state="paused"))
     async with quotas.room(tenant, key, Share.of(SPEC.limits)):
         pass
+
+
+@in_loop
+async def test_what_is_woken_while_it_is_told_to_sleep_runs_and_counts() -> None:
+    """It slept already, and wakes after the keeper has said so."""
+    records, key = Records(), key_of(max_sandboxes=1)
+    quotas, tenant = Quotas(), tenant_of(records)
+    info = records.put("one", "paused")
+    account = quotas.account(tenant)
+    await account.look()
+    with account.pausing("one"):
+        await quotas.may_wake(tenant, key, "one")
+        account.slept(info)
+    assert list(account.running) == ["one"]
+    with account.pausing("one"):  # the control
+        account.slept(info)
+    assert (list(account.running), list(account.sleeping)) == ([], ["one"])
+
+
+@pytest.mark.parametrize("ttl", [600, None, 0])
+def test_a_time_that_is_set_while_somebody_wakes_it(ttl: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper tells that it sleeps; before that is heard, somebody else is let through."""
+    records, key = Records(), key_of(max_sandboxes=1)
+    info = records.put("one", "paused")
+
+    async def work(woken: bool) -> list[str]:
+        quotas, tenant = Quotas(), cast(Any, SimpleNamespace(name="t", controller=records, home=None))
+        await quotas.account(tenant).look()
+        permits = SimpleNamespace(ttl=lambda key, ttl: ttl)
+        served = ServedKeeper(tenant, cast(Any, SimpleNamespace(quotas=quotas, permits=permits)))
+
+        async def set_ttl(self: KeeperClient, sandbox_id: str, ttl: float | None) -> SandboxInfo:
+            if woken:
+                await quotas.may_wake(tenant, key, sandbox_id)
+            return info
+
+        monkeypatch.setattr(KeeperClient, "set_ttl", set_ttl)
+        assert await served.set_ttl("one", ttl) == info
+        return list(quotas.account(tenant).running)
+
+    assert asyncio.run(work(woken=True)) == ["one"]
+    assert asyncio.run(work(woken=False)) == []
+
+
+@in_loop
+async def test_a_stream_that_wakes_nobody_needs_no_room() -> None:
+    records, key = Records(), key_of(max_sandboxes=1)
+    records.put("one", "paused")
+    records.put("two")
+    quotas, tenant = Quotas(), tenant_of(records)
+    audit = SimpleNamespace(record=lambda *args, **facts: None)
+    tunnels = Tunnels(cast(Any, SimpleNamespace(quotas=quotas, audit=audit)), 1.0)
+    session = cast(Any, SimpleNamespace(tenant=tenant, key=key, address=""))
+    asked = Fields((Tag.OP, int(Op.METRICS)))
+    with pytest.raises(QuotaExceeded):
+        await tunnels.check_open(session, Op.METRICS, "one", asked)
+    await tunnels.check_open(session, Op.METRICS, "one", asked.add(Tag.STATE, 0))
+    assert list(quotas.account(tenant).sleeping) == ["one"]
 
 
 @in_loop

@@ -180,6 +180,36 @@ def test_the_machines_own_address_and_a_proxy_that_is_not_there() -> None:
     with_world(scenario)
 
 
+def test_the_proxy_is_not_asked_for_the_machines_own_addresses() -> None:
+    """By address, and by a name where addresses are judged; a rule for that very address opens it."""
+
+    async def scenario(world: World) -> None:
+        socks = await furnished(world)
+        world.own.add(PUBLIC)
+        world.names |= {NAME: [PUBLIC], "both.example.com": [PUBLIC, "8.8.8.8"]}
+        everything: dict[str, Any] = {"allow": ["*:*", "0.0.0.0/0:*"], "deny": ["9.9.9.0/24"]}
+        box = await inside(world, Network(**everything, proxy=f"socks5://{PROXY}:1080"))
+        for host in (PUBLIC, NAME):
+            assert (await box.connect(host, 443)).errno == errno.EACCES
+            row = box.last()
+            assert (row.verdict, row.address) == ("deny", PUBLIC)
+            assert "this machine's own" in row.reason
+        assert socks.asked == []
+        through = await box.connect("both.example.com", 443)
+        assert through.replied.is_set()
+        assert (await box.connect("8.8.4.4", 443)).replied.is_set()
+        assert [host for _, _, host, _ in socks.asked] == ["8.8.8.8", "8.8.4.4"]
+        opened = [*everything["allow"], f"{PUBLIC}:443"]
+        box.egress.set(Network(allow=opened, deny=everything["deny"], proxy=f"socks5://{PROXY}:1080").spec)
+        meant = await box.connect(PUBLIC, 443)
+        assert meant.replied.is_set()
+        box.egress.set(Network(**everything, proxy=f"socks5://{PROXY}:1080").spec)
+        assert await meant.over() != 0, "what the rule had opened is cut"
+        await box.close()
+
+    with_world(scenario)
+
+
 def test_without_its_password_nothing_passes() -> None:
     async def scenario(world: World) -> None:
         socks = await furnished(world, user="me", password="pass")

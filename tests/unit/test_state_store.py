@@ -403,5 +403,5 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
         reserve(store, "dev")
         return sorted(os.listdir(tmp_path / "home"))
 
-    names = on_small_disk(tmp_path, "256k", check)
+    names = on_small_disk(tmp_path, "512k", check)
     assert [name for name in names if "new" in name] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from live_fake import World, in_world
 
 from sloplet import AsyncSandbox
 from sloplet.engines.fakeagent.changes import Changes
-from sloplet.errors import SandboxNotFound, SaveFailed, SpecError, UnsupportedOperation
+from sloplet.errors import SandboxDead, SandboxNotFound, SaveFailed, SpecError, UnsupportedOperation
 from sloplet.spec import SandboxSpec, check_ttl
 from sloplet.state.reaper import reap
 from sloplet.wire.fields import Fields
@@ -103,31 +104,173 @@ def test_what_cannot_be_paused_ends_and_says_why(tmp_path: Path, monkeypatch: py
     in_world(tmp_path, monkeypatch, work)
 
 
-def test_a_longer_time_that_comes_meanwhile_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time is over while it is being saved for something else; whoever waits in front gives it another."""
-    saving, go_on = asyncio.Event(), asyncio.Event()
+class Slowly:
+    """An engine's ``saving`` that waits to be let go."""
 
-    async def slowly() -> None:
-        saving.set()
-        await go_on.wait()
+    def __init__(self) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+
+
+def _is_over(world: World, box: AsyncSandbox) -> asyncio.Future[None]:
+    """Its time is up, from now on."""
+    live = world.runtime.held_live(box.id)
+    assert live is not None
+    live.expires = asyncio.get_running_loop().time()
+    return asyncio.ensure_future(world.runtime.timeline.time_is_up(box.id))
+
+
+async def _begun() -> None:
+    """What was just asked for has come to where it waits."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_longer_time_that_comes_meanwhile_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over while it is being saved for something else; whoever waits behind gives it another."""
 
     async def work(world: World) -> None:
         box = await world.box("dev", on_ttl="pause")
-        world.engine.saving = slowly
+        world.engine.saving = slowly = Slowly()
         snapshot = asyncio.ensure_future(box.snapshot("first"))
-        await saving.wait()
+        await slowly.begun.wait()
+        over = _is_over(world, box)
+        await _begun()
         longer = asyncio.ensure_future(world.runtime.set_ttl(box.id, 600))
-        await asyncio.sleep(0)
+        await _begun()
+        slowly.go_on.set()
+        await asyncio.gather(snapshot, over, longer)
+        assert longer.result().state == "running"
+        info = await box.info()
+        assert info.state == "running"
+        assert info.expires_at is not None
+        assert (await world.runtime.list())[0].expires_at == info.expires_at
+        await _is_over(world, box)  # the control: without that it sleeps
+        assert (await box.info()).state == "paused"
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+@pytest.mark.parametrize("ttl", [600, None])
+def test_a_longer_time_while_it_is_put_to_sleep(
+    ttl: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of the attempt, and it goes on with all it had."""
+
+    async def work(world: World) -> None:
+        box = await world.box("dev", on_ttl="pause")
+        await box.files.write("note", "now")
+        left = world.left()
+        world.engine.saving = slowly = Slowly()
+        over = _is_over(world, box)
+        await slowly.begun.wait()
+        longer = asyncio.ensure_future(world.runtime.set_ttl(box.id, ttl))
+        await _begun()
+        slowly.go_on.set()
+        await asyncio.gather(over, longer)
+        assert longer.result().state == "running"
+        assert (longer.result().expires_at is None) == (ttl is None)
+        assert (world.left(), len(world.engine.started)) == (left, 1)
+        assert await box.files.read_text("note") == "now"
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+def test_a_longer_time_while_its_sleep_is_put_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too late for the pause, and no later than that: it is woken."""
+
+    async def work(world: World) -> None:
+        box = await world.box("dev", on_ttl="pause")
+        loop, store = asyncio.get_running_loop(), world.runtime.store
+        mark, marking, go_on = store.mark_paused, asyncio.Event(), threading.Event()
+
+        def slowly(*args: Any, **settings: Any) -> None:
+            loop.call_soon_threadsafe(marking.set)
+            assert go_on.wait(30)
+            mark(*args, **settings)
+
+        monkeypatch.setattr(store, "mark_paused", slowly)
+        over = _is_over(world, box)
+        await marking.wait()
+        longer = asyncio.ensure_future(world.runtime.set_ttl(box.id, 600))
+        await _begun()
+        go_on.set()
+        await asyncio.gather(over, longer)
+        assert longer.result().state == "running"
         live = world.runtime.held_live(box.id)
         assert live is not None
-        live.expires = asyncio.get_running_loop().time()
-        over = asyncio.ensure_future(world.runtime.timeline.time_is_up(box.id))
-        go_on.set()
-        await asyncio.gather(snapshot, longer, over)
-        assert (await box.info()).state == "running"
-        live.expires = asyncio.get_running_loop().time()  # the control: without that it sleeps
-        await world.runtime.timeline.time_is_up(box.id)
-        assert (await box.info()).state == "paused"
+        assert live.expires is not None
+        assert live.info.expires_at == (await world.runtime.list())[0].expires_at
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+def test_a_time_that_cannot_be_put_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise SaveFailed("the disk is full")
+
+    async def work(world: World) -> None:
+        box = await world.box("dev", ttl=600)
+        live = world.runtime.held_live(box.id)
+        assert live is not None
+        before = (live.expires, live.info)
+        with monkeypatch.context() as patch:
+            patch.setattr(world.runtime.store, "set_expiry", full)
+            with pytest.raises(SaveFailed):
+                await box.set_ttl(5)
+        assert live.expires == pytest.approx(before[0])
+        assert live.info == before[1]
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+@pytest.mark.parametrize("on_ttl", ["end", "pause"])
+def test_of_two_times_the_later_word_counts(on_ttl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        box = await world.box("dev", on_ttl=on_ttl)
+        async with world.runtime.timeline.turn(box.id):
+            words = [asyncio.ensure_future(world.runtime.set_ttl(box.id, ttl)) for ttl in (0, 0.01, 600)]
+            await _begun()
+        await asyncio.gather(*words)
+        info = await box.info()
+        assert info.state == "running"
+        assert info.expires_at is not None
+        assert info.expires_at > time.time() + 500
+        assert (await world.runtime.list())[0].expires_at == info.expires_at
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+def test_one_that_sleeps_has_one_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        alarms, loop = world.runtime.timeline._alarms, asyncio.get_running_loop()
+        box = await world.box("dev", ttl=600)
+        set_at = loop.call_at
+        made: list[asyncio.TimerHandle] = []
+
+        def counted(when: float, call: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
+            handle = set_at(when, call, *args, **more)
+            if getattr(call, "__name__", "") == "_overslept":
+                made.append(handle)
+            return handle
+
+        monkeypatch.setattr(loop, "call_at", counted)
+        await box.pause()
+        for ttl in (60, 70, 80):
+            await box.set_ttl(ttl)
+        assert [handle.cancelled() for handle in made] == [True, True, True, False]
+        await box.set_ttl(None)
+        assert (made[-1].cancelled(), alarms) == (True, {})
+        await box.set_ttl(60)
+        await box.resume()
+        assert (made[-1].cancelled(), alarms) == (True, {})
+        await box.pause()
+        assert list(alarms) == [box.id]
+        await world.runtime.kill(box.id)
+        assert (made[-1].cancelled(), alarms) == (True, {})
 
     in_world(tmp_path, monkeypatch, work)
 
@@ -169,6 +312,30 @@ def test_one_that_sleeps_over_its_time(tmp_path: Path, monkeypatch: pytest.Monke
             await goes.resume()
         assert (await stays.resume()).expires_at is None
         assert (await world.runtime.list())[0].expires_at is None
+
+    in_world(tmp_path, monkeypatch, work)
+
+
+def test_settings_that_cannot_be_read_delete_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleeper that may have been meant to sleep on: neither the reaper nor who opens it takes what is saved."""
+
+    async def work(world: World) -> None:
+        runtime = world.runtime
+        box, control = await world.box("dev", ttl=600, on_ttl="pause"), await world.box("control", ttl=600)
+        for each in (box, control):
+            await each.pause()
+            runtime.store.set_expiry(each.id, time.time() - 1)
+        with runtime.store._write() as db:
+            db.execute("UPDATE sandboxes SET spec = '{' WHERE id = ?", (box.id,))
+        assert reap(runtime.home, runtime.store, lambda *_: None).expired == [control.id]
+        assert not runtime.store.remove_expired(box.id)
+        with pytest.raises(SandboxDead, match="damaged"):
+            await runtime.resume(box.id)
+        info = await runtime.find(box.id)
+        assert info.saved is not None
+        runtime.saved.open(info.saved).close()
+        await runtime.kill(box.id)  # what is to be done with it is somebody's to say
+        assert world.left() == []
 
     in_world(tmp_path, monkeypatch, work)
 

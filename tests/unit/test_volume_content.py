@@ -3,6 +3,7 @@ a sandbox sees; a file is there whole or not at all."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -114,6 +115,50 @@ def test_owners_are_what_the_mount_makes_of_them(owner: int) -> None:
     for disk in (0, 1, 33, 34, 999, 1000, 1001, 65535, 70000):
         there = [inside + disk - first for first, inside, count in lines if first <= disk < first + count]
         assert owners.inside(disk, disk)[0] == (there[0] if there else 65534)
+
+
+@pytest.mark.parametrize(("uid", "gid"), [(0, None), (None, 0), (0, 0), (1001, None), (1000, 0)])
+def test_where_all_is_one_users_nobody_else_is_given_anything(uid: int | None, gid: int | None) -> None:
+    owners = Owners((70000, 70000), (1000, 1000), one=True)
+    with pytest.raises(PermissionError):
+        owners.give("/nothing/there", uid, gid)
+    for same in ((None, None), (1000, None), (None, 1000), (1000, 1000)):
+        owners.give("/nothing/there", *same)
+
+
+# -- who waits for whom ------------------------------------------------------------------------------------------------
+
+
+def test_one_users_slow_work_stops_nobody_else(contents: Contents) -> None:
+    """Nor his own quick work. Given up or not: what a thread still does counts."""
+
+    async def scenario() -> None:
+        loop, go_on = asyncio.get_running_loop(), threading.Event()
+        begun: asyncio.Queue[None] = asyncio.Queue()
+
+        def work() -> str:
+            loop.call_soon_threadsafe(begun.put_nowait, None)
+            assert go_on.wait(30)
+            return "done"
+
+        try:
+            slow = [asyncio.ensure_future(contents.off_loop(work, "a", slow=True)) for _ in range(40)]
+            quick = [asyncio.ensure_future(contents.off_loop(work, "a")) for _ in range(40)]
+            async with asyncio.timeout(10):
+                for _ in range(6):
+                    await begun.get()
+                for each in (*slow[:10], *quick[:10]):
+                    each.cancel()
+                await asyncio.gather(*slow[:10], *quick[:10], return_exceptions=True)
+                for slowly in (True, False):
+                    assert await contents.off_loop(lambda: "other", "b", slow=slowly) == "other"
+            assert begun.empty(), "no more than a few at a time"
+        finally:
+            go_on.set()
+        assert await asyncio.gather(*slow[10:], *quick[10:]) == ["done"] * 60
+        assert await contents.off_loop(lambda: "again", "a", slow=True) == "again"
+
+    asyncio.run(scenario())
 
 
 # -- what it is for ----------------------------------------------------------------------------------------------------

@@ -127,13 +127,26 @@ class Connection:
         return usable
 
     async def _reach_by_proxy(self, policy: Policy) -> socket.socket:
-        """The proxy resolves a name, unless where it leads to is to be judged here: then it is told that address."""
+        """The proxy resolves a name, unless where it leads to is to be judged here: then it is told that address. It
+        may be near: it is not asked for this machine's own, either."""
         if self.target.name and policy.sees_addresses:
-            self.address = (await self._usable(policy))[0]
+            self._take_first(await self._usable(policy), policy)
+        elif self.address:
+            self._take_first([self.address], policy)
         from . import socks
 
         async with asyncio.timeout(_DIALLING):
             return await socks.dial(self._egress, policy, self.address or self.target.name, self.target.port)
+
+    def _take_first(self, addresses: list[str], policy: Policy) -> None:
+        """Of those that are not this machine's own, or meant. Denied if none is left."""
+        refusals = []
+        for self.address in addresses:
+            self._own = self._egress.upstream.is_own(self.address)
+            if (refusal := self._own_refusal(policy)) is None:
+                return
+            refusals.append(refusal)
+        raise Denied(refusals[0])
 
     async def _judge(self, policy: Policy) -> None:
         """Returns if it may go on; Refused."""

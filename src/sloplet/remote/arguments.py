@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SpecError
+from ..headerspec import with_values
+from ..netspec import NetworkSpec
 from ..spec import SandboxSpec
 
 _LIMITS = ("cpus", "memory", "disk", "pids", "open_files")
@@ -12,6 +15,16 @@ _AS_THEY_ARE = (
     "name", "image", "engine", "at_least", "ttl", "on_ttl", "workdir", "user", "sudo", "hostname", "allow_weaker",
     "template", "idle", "undo", "checkpoint_every", "pool",
 )  # fmt: skip
+#: Of a network: what older servers do not know, who refuse what they do not know, by what leaves it out.
+_NEWER = {"by_address": False, "headers": {}, "proxy": ""}
+
+
+def network_arguments(network: NetworkSpec, values: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+    """``values``: of its headers and its proxy. None: none of them."""
+    body = network.to_dict()
+    if values is not None:
+        body |= with_values(network.headers, network.proxy, values)
+    return {name: value for name, value in body.items() if name not in _NEWER or value != _NEWER[name]}
 
 
 def spec_arguments(spec: SandboxSpec) -> dict[str, Any]:
@@ -24,7 +37,7 @@ def spec_arguments(spec: SandboxSpec) -> dict[str, Any]:
     if spec.no_network:
         body["network"] = "none"
     elif spec.network.mode != "none":
-        body["network"] = spec.network.to_dict()
+        body["network"] = network_arguments(spec.network)
     if spec.env:
         body["env"] = dict(spec.env)
     if spec.labels:

@@ -71,7 +71,7 @@ class RemoteHistory:
     async def snapshot(
         self, sandbox_id: str, name: str | None = None, *, role: str = "snapshot", note: str = "", memory: bool = True
     ) -> Snapshot:
-        body = {"name": name, "role": role, "note": note, "memory": memory}
+        body = {"name": name, "role": role, "note": note, **({} if memory else {"memory": False})}
         return snapshot_of(await self._ask("POST", box_path(sandbox_id, "snapshots"), body))
 
     async def snapshots(self, sandbox_id: str | None = None, *, role: str | None = "snapshot") -> _Snapshots:
@@ -97,7 +97,9 @@ class RemoteHistory:
         snapshot: str | None = None,
         ttl: float | None = None,
     ) -> _Infos:
-        body = {"count": count, "names": None if names is None else list(names), "snapshot": snapshot, "ttl": ttl}
+        body: dict[str, Any] = {"count": count, "names": None if names is None else list(names), "snapshot": snapshot}
+        if ttl is not None:
+            body["ttl"] = ttl
         found = await self._make(box_path(sandbox_id, "fork"), body, leased=names is None)
         return [info_of(item) for item in found["items"]]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..controller import Port, PublicPort
 from ..network.ports import check_port
+from .arguments import network_arguments
 from .paths import box_path
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ class RemoteNetwork:
     async def set_network(
         self, sandbox_id: str, network: NetworkSpec, values: Mapping[str, str | None] | None = None
     ) -> None:
-        from ..headerspec import with_values
-
-        body = network.to_dict() | with_values(network.headers, network.proxy, values or {})
-        await self._ask("PUT", box_path(sandbox_id, "network"), body)
+        await self._ask("PUT", box_path(sandbox_id, "network"), network_arguments(network, values or {}))
 
     async def change_network(self, sandbox_id: str, change: NetworkChange) -> NetworkSpec:
         from ..netspec import NetworkSpec

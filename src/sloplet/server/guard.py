@@ -22,7 +22,7 @@ from ..errors import KeyRefused, NotAllowed, RequestInvalid, ServerBusy, ServerE
 from . import incoming
 from .audit import REFUSED, first_word
 from .caller import BODY_KEY, SCOPE_KEY, Caller
-from .e2b.answers import SPEAKING, Speaker, Told
+from .e2b.answers import SPEAKING, STRANGER, Speaker, Told
 from .e2b.door import Facade
 from .e2b.guests import OWN_PORTS
 from .e2b.keys import from_e2b
@@ -65,12 +65,12 @@ class Guard:
         try:
             headers = incoming.headers_of(scope["headers"])
             named, facade = self._server.names.match(headers.get("host", "")), self._server.e2b
+            if named is None:
+                self._check_host(incoming.host_name(headers.get("host")), scope)
             place = None if facade is None else facade.place(named, scope, headers)
             if named is not None and place is None:  # no route is ever reached by such a name
                 await self._server.names(scope, receive, send)
                 return
-            if named is None:
-                self._check_host(incoming.host_name(headers.get("host")), scope)
             if (origin := headers.get("origin")) is not None:
                 self._check_origin(origin)
                 passing.origin = origin.encode("latin-1")
@@ -129,7 +129,7 @@ class Guard:
     def _admit_visitor(self, passing: Passing, admitted: Callable[[], Caller]) -> None:
         """Who has the token of an E2B sandbox, of a volume, or to send a file acts for the key that it was given to."""
         try:
-            passing.enter(admitted())
+            passing.enter(admitted(), passing.scope.get(STRANGER, ""))
         except RequestInvalid as error:
             if error.status == 401:
                 self._server.limits.failed(passing.address)
@@ -176,11 +176,15 @@ class Passing:
         self.begun = False  # whether the answer has
         self.cut = False  # its key is no key any more
 
-    def enter(self, caller: Caller) -> None:
-        """It is known who asks: as much as he may have at a time is his."""
+    def enter(self, caller: Caller, stranger_at: str = "") -> None:
+        """It is known who asks: as much as he may have at a time is his. ``stranger_at``: where somebody who has shown
+        nothing asks for what is anybody's."""
         self.caller = caller
         stream = self.scope["type"] == "websocket"
-        self.ticket = self._server.limits.enter(caller.key, caller.tenant.name, stream=stream)
+        if stranger_at:
+            self._server.limits.stranger(stranger_at)
+        else:
+            self.ticket = self._server.limits.enter(caller.key, caller.tenant.name, stream=stream)
         self.scope[SCOPE_KEY] = caller
         ACTING.set(caller.key)
 
@@ -314,6 +318,8 @@ class Passing:
         """The server stops, or the key was revoked: what streams ends, as it would at its end."""
         if not self.begun:
             await self.refuse(ServerBusy("the server is being restarted", hint="try again", retry_after=2))
+        elif SPEAKING in self.scope and "sloplet.abort" in self.scope:
+            self.scope["sloplet.abort"]()  # E2B's clients take an end for the end of what they had asked for
         elif self.scope["type"] == "http":
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         elif self.cut:

@@ -24,6 +24,9 @@ _ATTEMPTS, _ATTEMPTS_RATE = 20.0, 0.5  # of wrong keys: so many at once, so many
 _STRANGERS, _STRANGERS_RATE = 1000.0, 5.0  # lines of the audit log about those without a key
 
 
+_PLACE_RATE, _MOST_PLACES = 100.0, 4096
+
+
 class Bucket:
     """So many at once, so many a second after that."""
 
@@ -90,6 +93,7 @@ class RequestLimits:
         self.turns = Turns(creating, waiting)
         self._buckets: dict[str, Bucket] = {}
         self._failures: OrderedDict[str, Bucket] = OrderedDict()
+        self._places: OrderedDict[str, Bucket] = OrderedDict()
         self._strangers = Bucket(_STRANGERS_RATE, _STRANGERS)
 
     def enter(self, key: Key, tenant: str, *, stream: bool = False) -> Ticket:
@@ -106,6 +110,16 @@ class RequestLimits:
             if self.requests.get(tenant, 0) >= MAX_REQUESTS:
                 raise _too_many(f"{MAX_REQUESTS} requests are under way", "wait until some are answered")
         return Ticket(self, key.id, tenant, stream)
+
+    def stranger(self, place: str) -> None:
+        """Somebody without a key or a token asks for what is anybody's: not at the expense of whose it is. RateLimited
+        if that happens too often."""
+        bucket = self._places.pop(place, None) or Bucket(_PLACE_RATE, 2 * _PLACE_RATE)
+        self._places[place] = bucket
+        while len(self._places) > _MOST_PLACES:
+            self._places.popitem(last=False)
+        if seconds := bucket.take(time.monotonic()):
+            raise RateLimited("too many ask for this", hint="ask again more slowly", retry_after=seconds)
 
     def _check_rate(self, key: str, rate: float) -> None:
         bucket = self._buckets.get(key)

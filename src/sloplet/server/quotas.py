@@ -134,6 +134,8 @@ class Account:
         self._note(sandbox_id)
         self._waking[sandbox_id] = time.monotonic() + _WAKING
         self.running[sandbox_id] = self.sleeping.pop(sandbox_id)
+        if sandbox_id in self._pausing:
+            self._let_through.add(sandbox_id)
 
     @contextmanager
     def pausing(self, sandbox_id: str) -> Iterator[None]:

@@ -270,11 +270,15 @@ class ServedKeeper(KeeperClient):
         self.tenant.forget(sandbox_id)
 
     async def set_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
-        info = await super().set_ttl(sandbox_id, self.server.permits.ttl(ACTING.get(), ttl))
+        ttl = self.server.permits.ttl(ACTING.get(), ttl)
+        if ttl != 0:
+            return await super().set_ttl(sandbox_id, ttl)
         account = self.server.quotas.account(self.tenant)
-        if info.state == "paused":
-            account.slept(info)
-        elif info.state == "ended":
+        with account.pausing(sandbox_id):
+            info = await super().set_ttl(sandbox_id, ttl)
+            if info.state == "paused":
+                account.slept(info)
+        if info.state == "ended":
             account.gone(sandbox_id)
             self.server.leases.gone(sandbox_id)
             self.tenant.forget(sandbox_id)

@@ -107,10 +107,11 @@ class Tunnels:
             self.server.leases.look_soon()
 
     async def check_open(self, session: Session, op: Op, sandbox: str, request: Fields) -> None:
-        """Whether a session may open a stream to this sandbox: which may wake it. QuotaExceeded."""
+        """Whether a session may open a stream to this sandbox: which wakes it, unless it is not to. QuotaExceeded."""
         error = ""
         try:
-            await self.server.quotas.may_wake(session.tenant, session.key, sandbox)
+            if Tag.STATE not in request:
+                await self.server.quotas.may_wake(session.tenant, session.key, sandbox)
         except SlopletError as refused:
             error = type(refused).__name__
             raise

@@ -285,6 +285,10 @@ class Store(SnapshotRows):
         to sleep then do so already."""
         return [str(row[0]) for row in self._read(_SELECT + _ASLEEP_EXPIRED, (_now(now),)) if _ends(row)]
 
+    def ends(self, sandbox_id: str) -> bool:
+        """Whether it is known that it ends when its time is up."""
+        return any(_ends(row) for row in self._read(_SELECT + "WHERE id = ?", (sandbox_id,)))
+
     def unspoken(self, words: Iterable[str]) -> set[str]:
         """Those that no sandbox's settings hold, and no saved state's."""
         spoken = "SELECT 1 FROM {} WHERE instr(spec, ?1)"
@@ -323,8 +327,19 @@ def _not_in_state(db: sqlite3.Connection, sandbox_id: str, wanted: str) -> Sandb
 
 
 def _ends(row: tuple[Any, ...]) -> bool:
-    """Whether it ends when its time is up."""
-    return _record(row).info.spec.on_ttl == "end"
+    """Whether it ends when its time is up. One whose settings cannot be read may have been meant to sleep: it stays,
+    shown dead with the reason, until somebody removes it."""
+    try:
+        return _spec(row[9]).on_ttl == "end"
+    except _UNREADABLE:
+        return False
+
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+
+
+def _spec(text: str) -> SandboxSpec:
+    return SandboxSpec.from_dict(json.loads(text))
 
 
 def _record(row: tuple[Any, ...]) -> Record:
@@ -332,8 +347,8 @@ def _record(row: tuple[Any, ...]) -> Record:
     sandbox_id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec_text, reason, *more = row
     *live, owner, claimed_from = more
     try:
-        spec = SandboxSpec.from_dict(json.loads(spec_text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        spec = _spec(spec_text)
+    except _UNREADABLE as error:
         spec, state = SandboxSpec(name=name), "dead"
         reason = f"its record is damaged ({type(error).__name__}: {error}); `sloplet rm {sandbox_id}` removes it"
     known = (sandbox_id, name, state, engine, rung, holder, created_at, expires_at, workdir, spec, reason)

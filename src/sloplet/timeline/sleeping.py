@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..controller import SandboxInfo, Snapshot
 from ..errors import (
@@ -17,14 +19,35 @@ from ..live import Live, within
 from .origins import check_saves, saves
 from .saving import Saving
 
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
 _OVER = "its time to live was over"
 _HELD = ("starting", "running")  # by somebody else, if not here
 _EARLY = 0.1  # seconds: a timer may be that early
 _LAST_PAUSE = 30.0  # for each of those that a leaving keeper pauses
 
 
+class _MoreTime(Exception):
+    """It was being put to sleep because its time was up, and got another one meanwhile."""
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A time to live that somebody has set."""
+
+    number: int  #: of several the latest counts
+    expires: float | None  #: by the loop's clock
+    expires_at: float | None
+
+
 class Sleeping(Saving):
     """See ``Controller``."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._words = itertools.count(1)
+        self._alarms: dict[str, asyncio.TimerHandle] = {}  # when the time of one that sleeps is over
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> SandboxInfo:
         return await self._whole(self._pause(sandbox_id, memory=memory))
@@ -55,21 +78,39 @@ class Sleeping(Saving):
                 async with self._standing_still(live, silent=memory) as still:
                     await self._write(live, draft, share)
                     snapshot = await self._publish(draft, live, "pause", "live" if memory else "disk")
+                    if due and not _is_due(live):
+                        raise _MoreTime
                     await runtime.on_state(lambda: self._mark_paused(live, snapshot, for_good=due))
                     still.stays = True
-            except BaseException:
+            except BaseException as error:
                 await asyncio.shield(runtime.off_loop(lambda: runtime.saved.abandon(draft)))
                 await asyncio.shield(self._drop(snapshot.id if snapshot is not None else None))
+                if isinstance(error, _MoreTime):
+                    return live.info
                 raise
+            too_late = due and not _is_due(live)  # it got another time while that was put on record
             await runtime.put_away(live, _paused(live.info, memory=memory))
             runtime.background(self._drop(live.info.saved))
-            if live.expires is not None and not due:
-                asyncio.get_running_loop().call_at(live.expires, self._overslept, sandbox_id)
-            info = await self._record(sandbox_id)
-        runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes, kind=snapshot.kind, expired=due)
-        return info
+            runtime.bus.emit(sandbox_id, "paused", bytes=snapshot.bytes, kind=snapshot.kind, expired=due)
+            if too_late:
+                return await self._wake(sandbox_id)
+            if not due:
+                self._set_alarm(sandbox_id, live.expires)
+            return await self._record(sandbox_id)
+
+    def _set_alarm(self, sandbox_id: str, expires: float | None) -> None:
+        self.drop_alarm(sandbox_id)
+        if expires is not None:
+            loop = asyncio.get_running_loop()
+            self._alarms[sandbox_id] = loop.call_at(expires, self._overslept, sandbox_id)
+
+    def drop_alarm(self, sandbox_id: str) -> None:
+        """It does not sleep any more, or is gone."""
+        if (alarm := self._alarms.pop(sandbox_id, None)) is not None:
+            alarm.cancel()
 
     def _overslept(self, sandbox_id: str) -> None:
+        self._alarms.pop(sandbox_id, None)
         self._runtime.background(self._forget(sandbox_id))
 
     async def _forget(self, sandbox_id: str) -> None:
@@ -110,21 +151,39 @@ class Sleeping(Saving):
         return info
 
     async def _note_ttl(self, sandbox_id: str, ttl: float | None) -> SandboxInfo:
-        runtime = self._runtime
-        expires = None if ttl is None else time.time() + ttl
-        async with self.turn(sandbox_id):
-            live = runtime.held_live(sandbox_id)
-            info = await self._record(sandbox_id)
-            if live is None and (runtime.holds(sandbox_id) or info.saved is None or info.state in _HELD):
-                raise runtime.not_held(sandbox_id, info)
-            await runtime.on_state(lambda: runtime.store.set_expiry(sandbox_id, expires))
-            if live is None:
-                if ttl is not None:
-                    asyncio.get_running_loop().call_later(ttl, self._overslept, sandbox_id)
-                return replace(info, expires_at=expires)
-            live.info = replace(live.info, expires_at=expires)
-            runtime.set_expiry(live, ttl)
-            return live.info
+        """One that runs has it at once, not only when it is its turn: whoever is about to put it to sleep sees that.
+        (What is to be done at once is not: its caller does it.)"""
+        runtime, now = self._runtime, asyncio.get_running_loop().time()
+        when = (None, None) if ttl is None else (now + ttl, time.time() + ttl)
+        word = _Word(next(self._words), *when)
+        early = None if ttl == 0 else runtime.held_live(sandbox_id)
+        before = None if early is None else self._hear(early, word)
+        try:
+            async with self.turn(sandbox_id):
+                live = runtime.held_live(sandbox_id)
+                info = await self._record(sandbox_id)
+                if live is None and (runtime.holds(sandbox_id) or info.saved is None or info.state in _HELD):
+                    raise runtime.not_held(sandbox_id, info)
+                await runtime.on_state(lambda: runtime.store.set_expiry(sandbox_id, word.expires_at))
+                if live is None:
+                    self._set_alarm(sandbox_id, word.expires)
+                    return replace(info, expires_at=word.expires_at)
+                self._hear(live, word)
+                return live.info
+        except BaseException:
+            if early is not None and before is not None and early.word == word.number and not early.ending:
+                self._hear(early, replace(before, number=next(self._words)))
+            raise
+
+    def _hear(self, live: Live, word: _Word) -> _Word | None:
+        """Returns what counted before; None where a later word has come already."""
+        if live.word >= word.number:
+            return None
+        before = _Word(live.word, live.expires, live.info.expires_at)
+        live.word, live.info = word.number, replace(live.info, expires_at=word.expires_at)
+        left = None if word.expires is None else word.expires - asyncio.get_running_loop().time()
+        self._runtime.set_expiry(live, left)
+        return before
 
     async def _at_once(self, info: SandboxInfo) -> SandboxInfo:
         """It has no time left: what is to be done then is done now."""
@@ -151,7 +210,7 @@ class Sleeping(Saving):
     async def _time_is_up(self, sandbox_id: str) -> None:
         runtime = self._runtime
         live, why = runtime.held_live(sandbox_id), _OVER
-        if live is None:
+        if live is None or not _is_due(live):
             return
         if live.info.spec.on_ttl != "end":
             try:
@@ -162,6 +221,8 @@ class Sleeping(Saving):
                 if live is None:
                     return
                 runtime.bus.emit(sandbox_id, "sleep.failed", reason=str(error))
+                if not _is_due(live):
+                    return
                 why = f"{_OVER}, and it could not be paused: {error}"
         runtime.expire(live, why)
         await live.gone.wait()
@@ -230,6 +291,9 @@ class Sleeping(Saving):
             raise runtime.not_held(sandbox_id, before)
         over = _has_passed(before)
         if over and before.spec.on_ttl == "end":
+            if not await runtime.on_state(lambda: runtime.store.ends(sandbox_id)):
+                raise runtime.not_held(sandbox_id, before)
+            self.drop_alarm(sandbox_id)
             runtime.exposed.close(sandbox_id)
             await runtime.delete_saved(sandbox_id)
             await runtime.on_state(lambda: runtime.forget("", sandbox_id))
@@ -291,7 +355,8 @@ class Sleeping(Saving):
             await self._set_head(sandbox_id, live, live.info.head)
         if not keep:
             runtime.background(self._drop(before.saved))
-        if expires is not None:
+        self.drop_alarm(sandbox_id)
+        if expires is not None and not live.word:
             runtime.set_expiry(live, expires - time.time())
         if recovered is not None:
             runtime.bus.emit(sandbox_id, "recovered", saved_at=recovered, reason=before.reason)

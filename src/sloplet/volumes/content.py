@@ -8,8 +8,10 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,7 +25,8 @@ from .records import Use, VolumeInfo
 
 #: Whose files those of the volume's owner are, inside: the user that images of agents have.
 USER = (1000, 1000)
-_THREADS = 16
+_THREADS, _SLOW_THREADS = 16, 8
+_AT_ONCE, _SLOW_AT_ONCE = 4, 2  # of one user's; his others wait
 _MOST_FDS = 4
 
 _T = TypeVar("_T")
@@ -35,15 +38,40 @@ class Contents:
     def __init__(self, user: tuple[int, int] = USER) -> None:
         self._user = user
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sloplet-volumes")
+        self._slow = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="sloplet-volumes-slow")
+        self._turns: weakref.WeakValueDictionary[tuple[str, bool], asyncio.Semaphore] = weakref.WeakValueDictionary()
         self._own = threading.local()  # a child belongs to the thread that started it
         self._sessions: list[userns.Session] = []
 
-    async def off_loop(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def off_loop(self, work: Callable[[], _T], user: str, *, slow: bool = False) -> _T:
+        """In a thread. ``user``: for whom; nobody has so many at once that others would have to wait for him. ``slow``:
+        what may take minutes, as a large tree does; quick work never waits for that."""
+        loop, turn = asyncio.get_running_loop(), self._turn(user, slow)
+        await turn.acquire()
+
+        def done(_: object) -> None:
+            """A caller who gives up does not end the work, and has no other turn before it is done."""
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(turn.release)
+
+        try:
+            job = (self._slow if slow else self._threads).submit(work)
+        except BaseException:
+            turn.release()
+            raise
+        job.add_done_callback(done)
+        return await asyncio.wrap_future(job)
+
+    def _turn(self, user: str, slow: bool) -> asyncio.Semaphore:
+        turn = self._turns.get((user, slow))
+        if turn is None:
+            turn = self._turns[user, slow] = asyncio.Semaphore(_SLOW_AT_ONCE if slow else _AT_ONCE)
+        return turn
 
     def close(self) -> None:
         """Idempotent; blocking."""
         self._threads.shutdown()
+        self._slow.shutdown()
         while self._sessions:
             self._sessions.pop().__exit__()
 

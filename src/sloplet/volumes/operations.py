@@ -67,7 +67,8 @@ class Owners:
     def give(self, where: int | str, uid: int | None, gid: int | None) -> None:
         """None: as it is. PermissionError where there is nobody else."""
         if self.one:
-            if (uid, gid) != (None, None) and (uid or self.user[0], gid or self.user[1]) != self.user:
+            wanted = (self.user[0] if uid is None else uid, self.user[1] if gid is None else gid)
+            if wanted != self.user:
                 raise PermissionError(errno.EPERM, "all files here are one user's")
             return
         os.chown(where, _kept(uid, self.disk[0], self.user[0]), _kept(gid, self.disk[1], self.user[1]))

@@ -167,7 +167,7 @@ def test_where_a_failure_is_told(name: str) -> None:
 
 def test_in_the_background(name: str) -> None:
     began = time.monotonic()
-    info = Template.build_in_background(base().run_cmd(f"sleep 4; : {name}").run_cmd("seq 150"), name)
+    info = Template.build_in_background(base().run_cmd(f"sleep 4; : {name}").run_cmd(f"seq 150; : {name}"), name)
     assert time.monotonic() - began < 4
     assert Template.get_build_status(info).status.value == "building"
     until(lambda: Template.get_build_status(info).status.value == "ready", 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import FileError, SlopletError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .calls import Call
 
 _FRESH = 2.0  # seconds
-_MOST = 1 << 20  # bytes
+_MOST = 128 << 10  # bytes
 _REMEMBERED = 4096
 
 
@@ -27,34 +28,28 @@ class Account(NamedTuple):
 
 class Accounts:
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, dict[str, Account]]] = {}
+        self._known: OrderedDict[tuple[str, str], tuple[float, Account]] = OrderedDict()
 
     async def home(self, call: Call, user: str | None) -> str:
-        name = user or call.record.user
         if user is None and call.record.home:
             return call.record.home
-        return (await self.find(call, name)).home
+        return (await self.find(call, user or call.record.user)).home
 
     async def find(self, call: Call, name: str) -> Account:
         """refused (401) if there is none."""
-        found = (await self._read(call)).get(name)
-        if found is None:
-            raise refused(401, f"invalid username: '{name[:80]}'", code="unauthenticated")
-        return found
-
-    async def _read(self, call: Call) -> dict[str, Account]:
-        now = asyncio.get_running_loop().time()
-        known = self._known.get(call.record.sandbox)
+        now, key = asyncio.get_running_loop().time(), (call.record.sandbox, name[:256])
+        known = self._known.get(key)
         if known is not None and now - known[0] < _FRESH:
             return known[1]
         try:
-            text = await _read(call, "/etc/passwd")
+            found = find_account(await _read(call, "/etc/passwd"), name)
         except FileError:
-            text = ""
-        found = parse_passwd(text)
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        self._known[call.record.sandbox] = (now, found)
+            found = None
+        if found is None:
+            raise refused(401, f"invalid username: '{name[:80]}'", code="unauthenticated")
+        self._known[key] = (now, found)
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
         return found
 
 
@@ -74,11 +69,12 @@ async def _read(call: Call, path: str) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def parse_passwd(text: str) -> dict[str, Account]:
-    """By name; the first of several counts, as for everybody else."""
-    found: dict[str, Account] = {}
-    for line in text.splitlines():
-        parts = line.split(":")
-        if len(parts) >= 7 and parts[2].isdecimal() and parts[3].isdecimal() and len(parts[2] + parts[3]) < 20:
-            found.setdefault(parts[0], Account(parts[0], int(parts[2]), int(parts[3]), parts[5] or "/"))
-    return found
+def find_account(text: str, name: str) -> Account | None:
+    """The first of several counts, as for everybody else."""
+    at = 0 if text.startswith(name + ":") else text.find(f"\n{name}:") + 1
+    if not name or ":" in name or "\n" in name or (at == 0 and not text.startswith(name + ":")):
+        return None
+    parts = text[at : at + 4096].partition("\n")[0].split(":")
+    if len(parts) < 7 or not (parts[2].isdecimal() and parts[3].isdecimal()) or len(parts[2] + parts[3]) > 20:
+        return None
+    return Account(parts[0], int(parts[2]), int(parts[3]), parts[5] or "/")

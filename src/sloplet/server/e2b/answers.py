@@ -13,6 +13,8 @@ from ..problems import headers_of, status_of, told
 
 #: In the scope: how an error is told to who asked; a problem document if it is not there.
 SPEAKING = "sloplet.speaking"
+#: In the scope: the sandbox that somebody asks for who has shown no token, and need not.
+STRANGER = "sloplet.stranger"
 Told = tuple[int, dict[str, str], bytes]
 Speaker = Callable[[SlopletError], Told]
 
@@ -60,14 +62,20 @@ def rpc_error(code: str, message: str) -> Refused:
 class Gone(RequestInvalid):
     """There is no sandbox that answers: it was ended, or sleeps. Clients know it by these words."""
 
-    def __init__(self, sandbox: str, message: str = "The sandbox was not found") -> None:
-        super().__init__(message)
-        self.status = 502
-        self.sandbox = sandbox
+    status = 502
+    sandbox = ""
+
+
+def gone(sandbox: str, message: str = "The sandbox was not found") -> Gone:
+    error = Gone(message)
+    error.sandbox = sandbox
+    return error
 
 
 def text_of(error: SlopletError) -> str:
     """One sentence of it, as it may leave the machine."""
+    if isinstance(error, Refused):
+        return error.message[:4000]  # the facade's own words: paths in them are a sandbox's
     data = told(error)
     hint = data.get("hint")
     return str(data["message"])[:4000] + (f" ({str(hint)[:1000]})" if hint else "")
@@ -79,12 +87,14 @@ def status_for(error: SlopletError) -> int:
         return error.status
     if isinstance(error, errors.UnsupportedOperation):
         return 400
+    if isinstance(error, errors.EngineUnavailable):
+        return 503  # the operator's matter, and no fault of who asks
     status = status_of(error)
     return 400 if status == 422 else status
 
 
 def _headers(error: SlopletError, status: int) -> dict[str, str]:
-    again = status == 503 or isinstance(error, errors.RateLimited)
+    again = (status == 503 and not isinstance(error, errors.EngineUnavailable)) or isinstance(error, errors.RateLimited)
     return {**headers_of(error), "content-type": JSON, "should-retry": "true" if again else "false"}
 
 
@@ -125,4 +135,4 @@ def _dump(document: Any) -> bytes:
 
 def dump(document: Any) -> bytes:
     """JSON without spaces, in UTF-8."""
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

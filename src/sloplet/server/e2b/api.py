@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .door import Facade
 
 _VARIABLE = ""
-_TEXT = 1024  # characters of one in a list
 
 
 @dataclass
@@ -130,10 +129,10 @@ def optional(body: dict[str, Any], name: str, kind: type | tuple[type, ...], def
     return found
 
 
-def texts(body: dict[str, Any], name: str, *, most: int = 1000) -> list[str]:
+def texts(body: dict[str, Any], name: str, *, most: int = 1000, longest: int = 1024) -> list[str]:
     found = optional(body, name, list, [])
-    if len(found) > most or not all(isinstance(each, str) and len(each) <= _TEXT for each in found):
-        raise refused(400, f"{name} is a list of at most {most} texts")
+    if len(found) > most or not all(isinstance(each, str) and len(each) <= longest for each in found):
+        raise refused(400, f"{name} is a list of at most {most} texts of at most {longest} characters")
     return list(found)
 
 
@@ -144,4 +143,8 @@ def mapping(body: dict[str, Any], name: str, *, most: int = 64 << 10) -> dict[st
         raise refused(400, f"{name} has texts for values")
     if sum(len(key) + len(value) for key, value in found.items()) > most:
         raise refused(400, f"{name} is longer than {most} characters")
+    try:
+        "".join(part for pair in found.items() for part in pair).encode()
+    except UnicodeEncodeError:
+        raise refused(400, f"{name} is not valid Unicode text") from None
     return dict(found)

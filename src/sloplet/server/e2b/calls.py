@@ -21,7 +21,7 @@ from ...errors import (
     SlopletError,
 )
 from ...wire.fields import Fields
-from .answers import Gone, refused
+from .answers import gone, refused
 from .records import Record
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Call:
 
     def gone(self, error: SlopletError) -> SlopletError:
         """What E2B's clients are told of a sandbox that is not there any more; other errors as they are."""
-        return Gone(self.record.sandbox) if is_gone(error) else error
+        return gone(self.record.sandbox) if is_gone(error) else error
 
     async def home(self, user: str | None) -> str:
         """The home of a user inside; refused (401) if there is no such user."""

@@ -21,7 +21,8 @@ def time_of(seconds: float) -> str:
 def record_of(info: SandboxInfo, tenant: str) -> Record:
     """Of a sandbox that was made by other ways than E2B's."""
     template = info.spec.template or info.spec.image
-    return Record(info.id, tenant, "", template, metadata=dict(info.spec.labels), user=info.spec.run_user)
+    metadata = dict(info.spec.labels)
+    return Record(info.id, tenant, "", template, metadata=metadata, user=info.spec.run_user, public=False)
 
 
 def sandbox(record: Record, *, token: str, traffic: str, domain: str) -> dict[str, Any]:

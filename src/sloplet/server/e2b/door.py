@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
+from weakref import WeakValueDictionary
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +20,7 @@ from ..logs import log
 from ..names.parts import Place
 from . import tokens
 from .accounts import Accounts
-from .answers import SPEAKING, Gone, refused, speak_api
+from .answers import SPEAKING, STRANGER, gone, refused, speak_api
 from .api import Api
 from .calls import Call
 from .codeserver import CodeServer
@@ -52,6 +54,7 @@ class Facade:
         self.server = server
         self.settings = settings
         self._preparing: asyncio.Task[None] | None = None
+        self._waking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._sweeping: asyncio.Task[None] | None = None
         self.tls_port: int | None = None  #: beside the server's own, once it listens
         self.tokens = Tokens(server.home)
@@ -117,7 +120,7 @@ class Facade:
         await self.metrics.aclose()
         await self.volumes.aclose()
         self.secrets.close()
-        self.records.close()
+        await self.records.aclose()
 
     # -- the control plane -------------------------------------------------------------
 
@@ -189,30 +192,38 @@ class Facade:
         if record is None:
             if scope["path"] == "/files" and not place.sandbox:
                 raise refused(401, "invalid signature")
-            raise Gone(place.sandbox)
+            raise gone(place.sandbox)
         key = self.server.keys.current(record.key)
         if key is None:
             raise refused(401, "the key that made this sandbox is not valid any more")
-        if record.secure and scope["path"] != "/health":
-            self._check_token(place, record, scope, headers)
+        if record.secure and not self._is_known(place, record, scope, headers):
+            scope[STRANGER] = record.sandbox
         return Caller(key, self.server.tenants.get(record.tenant), request_id, "", address)
 
-    def _check_token(self, place: Place, record: Record, scope: Scope, headers: dict[str, str]) -> None:
-        if place.port == CODE_PORT and scope["path"].startswith("/contexts"):  # clients show it for cells only
-            if not record.public and not self.tokens.opens("traffic", record.sandbox, headers.get(TRAFFIC, "")):
+    def _is_known(self, place: Place, record: Record, scope: Scope, headers: dict[str, str]) -> bool:
+        """Whether who asks has shown a token, or signed; False: he has not, and need not for this. refused (401,
+        403)."""
+        shown, path = headers.get("x-access-token"), scope["path"]
+        if shown is not None and self.tokens.opens("envd", record.sandbox, shown):
+            return True
+        if path == "/health":
+            return False
+        if place.port == CODE_PORT and path.startswith("/contexts"):  # clients show it for cells only
+            if record.public:
+                return False
+            if not self.tokens.opens("traffic", record.sandbox, headers.get(TRAFFIC, "")):
                 raise refused(403, "this sandbox is not public: send its traffic access token")
-            return
-        shown = headers.get("x-access-token")
-        if shown is None and scope["path"] == "/files":
+            return True
+        if shown is None and path == "/files":
             tokens.check_signed(_query(scope), _operation(scope), self.tokens.of("envd", record.sandbox))
-        elif shown is None or not self.tokens.opens("envd", record.sandbox, shown):
-            raise refused(401, _UNAUTHORIZED)
+            return True
+        raise refused(401, _UNAUTHORIZED)
 
     async def serve(self, place: Place, scope: Scope, receive: Receive, send: Send, headers: dict[str, str]) -> None:
         """A request of somebody who was admitted."""
         record = self.records.find(place.sandbox)
         if record is None:
-            raise Gone(place.sandbox)
+            raise gone(place.sandbox)
         caller: Caller = scope[SCOPE_KEY]
         scope["path_params"] = {"box": record.sandbox}
         try:
@@ -226,7 +237,7 @@ class Facade:
         except SlopletError as error:
             from .calls import is_gone
 
-            raise (Gone(record.sandbox) if is_gone(error) else error) from None
+            raise (gone(record.sandbox) if is_gone(error) else error) from None
 
     async def visited(self, record: Record, caller: Caller) -> None:
         """Somebody came by one that wakes for visitors."""
@@ -235,17 +246,24 @@ class Facade:
             await self.wake(caller, record, max(record.timeout, _LEAST_AWAKE))
 
     async def wake(self, caller: Caller, record: Record, seconds: float, *, memory: bool = True) -> None:
-        """``memory`` False: it starts anew with its files."""
+        """``memory`` False: it starts anew with its files. Several who come at a time wake it once."""
         controller = caller.tenant.controller
-        fresh = await self.is_disk_only(caller, await controller.find(record.sandbox))
-        await controller.resume(record.sandbox)
-        if not memory and not fresh:
-            await controller.pause(record.sandbox, memory=False)
+        async with self._waking.setdefault(record.sandbox, asyncio.Lock()):
+            info = await controller.find(record.sandbox)
+            if info.state != "paused":
+                if info.expires_at is not None and info.expires_at < time.time() + seconds:
+                    await controller.set_ttl(record.sandbox, seconds)
+                return
+            fresh = await self.is_disk_only(caller, info)
             await controller.resume(record.sandbox)
-        await controller.set_ttl(record.sandbox, seconds)
-        if fresh or not memory:
-            self.mark(record)
-            await self.templates.restarted(caller, record)
+            if not memory and not fresh:
+                await controller.pause(record.sandbox, memory=False)
+                await controller.resume(record.sandbox)
+            await controller.set_ttl(record.sandbox, seconds)
+            await self.networks.refresh(record)
+            if fresh or not memory:
+                self.mark(record)
+                await self.templates.restarted(caller, record)
 
     @staticmethod
     async def is_disk_only(caller: Caller, info: SandboxInfo) -> bool:

@@ -13,7 +13,7 @@ from ...errors import SlopletError
 from ...wire.mux import request
 from ...wire.schema import Op
 from . import connect
-from .answers import Gone, Speaker, dump, refused, rpc_error, speak_plain, speak_rpc
+from .answers import Gone, Speaker, dump, gone, refused, rpc_error, speak_plain, speak_rpc
 from .calls import Call, Label
 from .filesystem import Filesystem, told
 from .processes import Processes
@@ -215,7 +215,7 @@ async def metrics(call: Call) -> None:
     info = await call.tenant.controller.find(call.record.sandbox)
     sample = await call.facade.metrics.now(call.tenant, info)
     if sample is None:
-        raise Gone(call.record.sandbox)
+        raise gone(call.record.sandbox)
     await answer(call, dump(sample.of_envd()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 from typing import Any
 
@@ -22,6 +23,8 @@ from .entries import PREFIX, entry
 
 ROOT = "root"  # whom envd runs as
 _MAX_DEPTH = 1000
+_MOST_ENTRIES = 50_000
+_FEW = 500  # entries that are told at once
 
 
 class Filesystem:
@@ -84,8 +87,11 @@ class Filesystem:
             raise rpc_error("not_found", f"path not found: {path}") from None
         except FileNotDirectory:
             raise rpc_error("invalid_argument", f"path is not a directory: {path}") from None
-        found.sort(key=lambda info: info.name.split("/"))
-        return {"entries": [entry(info, posixpath.join(path, info.name)) for info in found]}
+        if len(found) > _MOST_ENTRIES:
+            raise rpc_error("resource_exhausted", f"{path} holds more than {_MOST_ENTRIES} entries at this depth")
+        if len(found) < _FEW:
+            return _listed(path, found)
+        return await asyncio.to_thread(_listed, path, found)
 
     async def remove(self, call: Call, asked: dict[str, Any]) -> dict[str, Any]:
         path = await call.path(asked.get("path", ""), call.user)
@@ -94,6 +100,11 @@ class Filesystem:
         except FileNotDirectory:
             pass
         return {}
+
+
+def _listed(path: str, found: list[FileInfo]) -> dict[str, Any]:
+    found.sort(key=lambda info: info.name.split("/"))
+    return {"entries": [entry(info, posixpath.join(path, info.name)) for info in found]}
 
 
 def files_of(call: Call) -> AsyncFiles:

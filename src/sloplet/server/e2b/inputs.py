@@ -82,10 +82,11 @@ class Inputs:
         stream = await call.open(fields.add(Tag.FROM_OUT, -1).add(Tag.FROM_ERR, -1))
         try:
             await stream.started()
-        except ProcessNotFound:
-            raise rpc_error("not_found", f"process with pid {process.os_pid} not found") from None
-        except SlopletError as error:
-            raise call.gone(error) from None
+        except BaseException as error:
+            stream.reset()
+            if isinstance(error, ProcessNotFound):
+                raise rpc_error("not_found", f"process with pid {process.os_pid} not found") from None
+            raise (call.gone(error) if isinstance(error, SlopletError) else error) from None
         stream.ctrl(Fields((Tag.KIND, int(CtrlKind.DISCARD))))
         if way.stream is not None and not _over(way.stream):  # somebody was quicker
             stream.reset()

@@ -88,7 +88,7 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
     else:
         settings |= {"image": plan.image, "engine": plan.engine or await engine_of(facade, caller)}
         settings |= {"user": plan.user, "workdir": plan.workdir or plan.home or None}
-    if not volumes and not network.values:
+    if not volumes and not network.values and not body.get("envVars"):
         settings["pool"] = facade.settings.pool
     try:
         spec = SandboxSpec.make(None, **settings)
@@ -174,12 +174,12 @@ class Making:
             timeout=self._seconds,
         )  # fmt: skip
         try:
-            facade.records.put(record)
+            await facade.records.put(record)
             facade.mark(record)
             await made.furnish(facade, caller, info, self._body)
             await facade.templates.begun(caller, plan, info, record)
         except BaseException:
-            await asyncio.shield(caller.tenant.controller.kill(info.id))
             facade.forget(info.id)
+            await asyncio.shield(caller.tenant.controller.kill(info.id))
             raise
         return record

@@ -191,6 +191,10 @@ def _rule_host(domain: str) -> str:
     wrong = NetworkInvalid(f"Rule domain {_q(domain)} is not a valid domain name.")
     if not _DNS_RE.match(name) or (colon and not port.isdecimal()):
         raise wrong
+    if name.lower().rstrip(".").endswith(".localhost"):
+        raise NetworkInvalid(
+            f"Rule domain {_q(domain)} is the sandbox's own loopback, inside: serve E2B by another `--domain`."
+        )
     try:
         return parse_host(domain).text
     except SpecError:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SpecError
-from ...headerspec import header_key
+from ...headerspec import check_header_value, header_key
 from ...netspec import Network
+from ...network.hosts import parse_host
 from ..caller import Caller
 from .answers import Answer, Refused, refused
 from .api import Asked, Route, optional, texts
@@ -92,6 +93,8 @@ class Networks:
             return Network(**arguments)
         except (NetworkInvalid, SpecError) as error:
             raise refused(400, str(error)) from None
+        except (TypeError, AttributeError, UnicodeError):
+            raise refused(400, "network is not understood") from None
 
     def remember(self, sandbox: str, wanted: Wanted) -> None:
         if wanted.said != wanted.document:
@@ -110,18 +113,22 @@ class Networks:
         """A secret has another value: those whose headers have it send that from now on."""
         for record in self._facade.records:
             if record.tenant == tenant and any(name in Secrets.names(text) for text in _values(record.network)):
-                self._facade.server.background(self._refresh(record))
+                self._facade.server.background(self.refresh(record))
 
-    async def _refresh(self, record: Record) -> None:
-        tenant = self._facade.server.tenants.get(record.tenant)
+    async def refresh(self, record: Record) -> None:
+        """Tell its holder the values of secrets that its headers have: they may be others by now, or it another."""
+        controller = self._facade.server.tenants.get(record.tenant).controller
         values: dict[str, str | None] = {}
-        for host, header, text in _headers(self.told(record.sandbox, record.network)):
+        for host, header, text in _headers(record.network):
             if Secrets.names(text):
                 try:
-                    values[header_key(host, header)] = self._facade.secrets.fill(record.tenant, text)
-                except Refused:
-                    values[header_key(host, header)] = None
-        await tenant.controller.set_secrets(record.sandbox, values)
+                    values[header_key(parse_host(host).text, header)] = check_header_value(
+                        header, self._facade.secrets.fill(record.tenant, text)
+                    )
+                except (Refused, SpecError):  # there is none that can be sent: what needs it is refused
+                    values[header_key(parse_host(host).text, header)] = None
+        if values:
+            await controller.set_secrets(record.sandbox, values)
 
     async def update(self, asked: Asked) -> Answer:
         """All that goes out is as this says; who comes in stays as it was."""
@@ -132,7 +139,7 @@ class Networks:
         await asked.caller.tenant.controller.set_network(info.id, policy.spec, dict(policy.values))
         stays = {name: value for name, value in record.network.items() if name not in _EGRESS}
         wanted = Wanted(policy, internet, {**stays, **_public(given)}, {**stays, **_told(given)})
-        self._facade.records.change(info.id, network=wanted.document, internet=internet)
+        await self._facade.records.change(info.id, network=wanted.document, internet=internet)
         self.forget(info.id)
         self.remember(info.id, wanted)
         return Answer(204)

@@ -5,12 +5,15 @@ The server is the only one who writes it. A row without its sandbox opens nothin
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ...errors import StateError
 from ...state.connection import Connected
 from ...state.home import Home
 
@@ -41,7 +44,17 @@ class Record:
     started_at: float = 0.0
 
 
+_LAST = 5.0  # seconds for what is being forgotten when the server ends
 _MOST_GONE = 10_000  # that are remembered
+
+
+_FIELDS = frozenset(each.name for each in fields(Record))
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    """A newer or an older version may have written others."""
+    known = {name: value for name, value in json.loads(row[3]).items() if name in _FIELDS}
+    return Record(row[0], row[1], row[2], **known)
 
 
 class Records(Connected):
@@ -51,12 +64,13 @@ class Records(Connected):
 
     def __init__(self, home: Home) -> None:
         super().__init__(home)
+        self._dropping: asyncio.Future[None] | None = None
         self._gone: dict[str, None] = {}  # the last that were dropped, oldest first
 
     def _all(self) -> dict[str, Record]:
         if self._known is None:
             rows = self._read("SELECT sandbox, tenant, key, document FROM e2b_sandboxes", ())
-            self._known = {row[0]: Record(row[0], row[1], row[2], **json.loads(row[3])) for row in rows}
+            self._known = {row[0]: _record(row) for row in rows}
         return self._known
 
     def find(self, sandbox: str) -> Record | None:
@@ -69,8 +83,13 @@ class Records(Connected):
     def __iter__(self) -> Iterator[Record]:
         return iter(list(self._all().values()))
 
-    def put(self, *records: Record) -> None:
-        known = self._all()
+    async def put(self, *records: Record) -> None:
+        """Known at once, and on record when this returns. Others may be writing just now: it is waited for off the
+        loop."""
+        self._all().update((record.sandbox, record) for record in records)
+        await asyncio.get_running_loop().run_in_executor(None, self._save, records)
+
+    def _save(self, records: tuple[Record, ...]) -> None:
         with self._write() as db:
             for record in records:
                 document = asdict(record)
@@ -80,23 +99,31 @@ class Records(Connected):
                     "INSERT OR REPLACE INTO e2b_sandboxes VALUES (?, ?, ?, ?, ?)",
                     (record.sandbox, record.tenant, record.key, json.dumps(document), time.time()),
                 )
-        known.update((record.sandbox, record) for record in records)
 
-    def change(self, sandbox: str, **values: Any) -> Record | None:
+    async def change(self, sandbox: str, **values: Any) -> Record | None:
         """None if it is gone."""
         record = self.find(sandbox)
         if record is None:
             return None
         changed = replace(record, **values)
         if changed != record:
-            self.put(changed)
+            await self.put(changed)
         return changed
 
     def drop(self, sandboxes: Iterable[str]) -> None:
+        """Forgotten at once; a row that stays when the server ends before it is gone is swept away later."""
         gone = [sandbox for sandbox in sandboxes if self._all().pop(sandbox, None) is not None]
         if gone:
             self._gone.update(dict.fromkeys(gone))
             while len(self._gone) > _MOST_GONE:
                 del self._gone[next(iter(self._gone))]
-            with self._write() as db:
-                db.executemany("DELETE FROM e2b_sandboxes WHERE sandbox = ?", [(each,) for each in gone])
+            self._dropping = asyncio.get_running_loop().run_in_executor(None, self._delete, gone)
+
+    def _delete(self, sandboxes: list[str]) -> None:
+        with suppress(StateError), self._write() as db:
+            db.executemany("DELETE FROM e2b_sandboxes WHERE sandbox = ?", [(each,) for each in sandboxes])
+
+    async def aclose(self) -> None:
+        if self._dropping is not None:
+            await asyncio.wait({self._dropping}, timeout=_LAST)
+        self.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ from pydantic import RootModel
 from starlette.requests import Request
 
 from ...controller import SandboxInfo
-from ...errors import SandboxDead, SandboxNotFound, SlopletError, SpecError
+from ...errors import SandboxClosed, SandboxDead, SandboxNotFound, SlopletError, SpecError
 from ..caller import Caller
 from ..idempotency import Job
 from . import documents
@@ -32,7 +35,12 @@ _MAX_COPIES = 20
 
 
 class Document(RootModel[dict[str, Any]]):
-    """An answer that is kept to be given again."""
+    """What is kept of an answer, for it to be given again: no token."""
+
+
+def _kept_of(record: Record) -> Document:
+    named = ("sandbox", "tenant", "key", "template", "alias", "secure", "public")
+    return Document({name: getattr(record, name) for name in named})
 
 
 _Found = list[tuple[SandboxInfo, Record]]  # spelled here: inside Sandboxes, `list` is a method
@@ -59,23 +67,23 @@ class Sandboxes:
 
     # -- making ------------------------------------------------------------------------
 
-    async def create(self, asked: Asked) -> Answer | None:
+    async def create(self, asked: Asked) -> Answer:
         return await self._create(asked, DEFAULT_TIMEOUT, secure=True)
 
-    async def create_old(self, asked: Asked) -> Answer | None:
+    async def create_old(self, asked: Asked) -> Answer:
         return await self._create(asked, _OLD_TIMEOUT, secure=optional(asked.body, "secure", bool, False))
 
-    async def _create(self, asked: Asked, default: float, *, secure: bool) -> Answer | None:
+    async def _create(self, asked: Asked, default: float, *, secure: bool) -> Answer:
         making = Making(self._facade, asked, _timeout(asked.body, default), secure)
         if asked.header("idempotency-key") is None:
             return Answer(201, self._sandbox(asked, await making.make()))
 
         async def work() -> Document:
-            return Document(self._sandbox(asked, await making.make()))
+            return _kept_of(await making.make())
 
         async def find(sandbox: str) -> Document | None:
             found = await making.find(sandbox)
-            return None if found is None else Document(self._sandbox(asked, found))
+            return None if found is None else _kept_of(found)
 
         once, body = self._facade.server.once, dump(asked.body)
         try:
@@ -84,8 +92,9 @@ class Sandboxes:
             if "Idempotency-Key" not in error.message:
                 raise
             raise refused(422, error.message, error_code="idempotency_request_mismatch") from None
-        await response(asked.scope, asked.receive, asked.send)
-        return None
+        record = Record(**json.loads(bytes(response.body)))
+        replayed = {name: value for name, value in response.headers.items() if name == "idempotent-replayed"}
+        return Answer(response.status_code, self._sandbox(asked, record), replayed)
 
     def _sandbox(self, asked: Asked, record: Record) -> dict[str, Any]:
         facade = self._facade
@@ -174,8 +183,14 @@ class Sandboxes:
 
     async def kill(self, asked: Asked) -> Answer:
         info, _ = await self.find(asked)
+        known = self._facade.records.find(info.id)
         self._facade.forget(info.id)  # from now on nobody is told that it runs
-        await asked.caller.tenant.controller.kill(info.id)
+        try:
+            await asked.caller.tenant.controller.kill(info.id)
+        except BaseException:
+            if known is not None:
+                await self._facade.records.put(known)
+            raise
         return Answer(204)
 
     async def set_timeout(self, asked: Asked) -> Answer:
@@ -192,7 +207,16 @@ class Sandboxes:
         return Answer(204)
 
     async def _set_ttl(self, asked: Asked, info: SandboxInfo, seconds: float) -> None:
-        await asked.caller.tenant.controller.set_ttl(info.id, seconds)
+        with self._living(info.id):
+            await asked.caller.tenant.controller.set_ttl(info.id, seconds)
+
+    @contextmanager
+    def _living(self, sandbox: str) -> Iterator[None]:
+        """One that is on its way out is as good as gone."""
+        try:
+            yield
+        except (SandboxNotFound, SandboxDead, SandboxClosed):
+            raise self._unknown(sandbox) from None
 
     async def _extend(self, asked: Asked, info: SandboxInfo, seconds: float) -> None:
         """Never less than it has."""
@@ -207,32 +231,35 @@ class Sandboxes:
             raise refused(409, f"Sandbox '{info.id}' is already paused")
         memory = optional(asked.body, "memory", bool, True)
         controller = asked.caller.tenant.controller
-        await controller.pause(info.id, memory=memory)
-        await controller.set_ttl(info.id, None)
+        with self._living(info.id):
+            await controller.pause(info.id, memory=memory)
+            await controller.set_ttl(info.id, None)
         return Answer(204)
 
     async def connect(self, asked: Asked) -> Answer:
         info, record = await self.find(asked)
-        record = self._kept(asked.caller, record)
+        record = await self._kept(asked.caller, record)
         seconds = _timeout(asked.body, DEFAULT_TIMEOUT)
         if info.state != "paused":
             await self._extend(asked, info, seconds)
             return Answer(200, self._sandbox(asked, record))
-        await self._facade.wake(asked.caller, record, seconds, memory=optional(asked.body, "memory", bool, True))
+        with self._living(info.id):
+            await self._facade.wake(asked.caller, record, seconds, memory=optional(asked.body, "memory", bool, True))
         return Answer(201, self._sandbox(asked, record))
 
-    def _kept(self, caller: Caller, record: Record) -> Record:
-        """One that was made by other ways is E2B's, too, from when it is first connected to."""
-        if record.key:
+    async def _kept(self, caller: Caller, record: Record) -> Record:
+        """One that was made by other ways is E2B's, too, from when it is first connected to; one whose key is none any
+        more is that of who has come for it."""
+        if record.key and self._facade.server.keys.current(record.key) is not None:
             return record
         made = replace(record, key=caller.key.id)
-        self._facade.records.put(made)
+        await self._facade.records.put(made)
         return made
 
     async def resume(self, asked: Asked) -> Answer:
         """The first version's."""
         info, record = await self.find(asked)
-        record = self._kept(asked.caller, record)
+        record = await self._kept(asked.caller, record)
         if info.state != "paused":
             raise refused(409, f"Sandbox {info.id} is already running")
         await self._facade.wake(asked.caller, record, _timeout(asked.body, _OLD_TIMEOUT))
@@ -246,15 +273,13 @@ class Sandboxes:
         if info.state == "paused":
             raise refused(409, f"Sandbox '{info.id}' is paused")
         seconds = _timeout(asked.body, _FORK_TIMEOUT)
-        try:
+        with self._living(info.id):
             made = await asked.caller.tenant.controller.fork(info.id, count, ttl=seconds)
-        except (SandboxNotFound, SandboxDead):
-            raise self._unknown(info.id) from None
         copies = [
             replace(record, sandbox=each.id, tenant=asked.caller.tenant.name, key=asked.caller.key.id, timeout=seconds)
             for each in made
         ]
-        self._facade.records.put(*copies)
+        await self._facade.records.put(*copies)
         for each in copies:
             self._facade.mark(each)
         return Answer(201, [{"sandbox": self._sandbox(asked, each)} for each in copies])

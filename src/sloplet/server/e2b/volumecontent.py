@@ -20,9 +20,10 @@ from ...errors import SlopletError, VolumeNotFound
 from ...state.home import Home
 from ...volumes.content import Contents, Draft, known
 from ...volumes.records import VolumeInfo
+from ..bodies import check_room
 from ..caller import Caller
 from . import documents
-from .answers import Answer, refused
+from .answers import Answer, dump, refused
 from .api import Asked, Route, optional
 from .envd import abort
 from .tokens import Tokens
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _FIRST = "/volumecontent/"
 _OPENED = "sloplet.volume"  # in the scope: which volume the token opens
 _PIECE = 256 << 10
+_ENTRIES = 256  # of a listing, sent at a time
 _MOST_ID = 65535
 _STATUS = {
     errno.ENOENT: 404, errno.ENOTDIR: 404, errno.EEXIST: 409, errno.ENOTEMPTY: 409, errno.ENOSPC: 507,
@@ -109,8 +111,11 @@ class VolumeContent:
         scope[_OPENED] = opened
         return Caller(key, server.tenants.get(opened.tenant), request_id, "", address)
 
-    async def _work(self, asked: Asked, work: Callable[..., _T], *given: Any, **more: Any) -> _T:
-        """A piece of work on the volume that the path names, in a thread; its errors in E2B's words."""
+    async def _work(
+        self, asked: Asked, work: Callable[..., _T], *given: Any, slow: bool = False, adds: bool = False, **more: Any
+    ) -> _T:
+        """A piece of work on the volume that the path names, in a thread; its errors in E2B's words. ``adds``: it needs
+        room on the disk."""
         opened: Opened = asked.scope[_OPENED]
         if asked.path["volume"] != opened.volume:
             raise refused(401, "this token is another volume's")
@@ -119,13 +124,15 @@ class VolumeContent:
             home = asked.caller.tenant.home
             if not self._is_there(home, opened):
                 raise refused(404, f"Volume {opened.volume} not found")
+            if adds:
+                check_room(home)
             return work(home, opened.name, *given, **more)
 
-        return await self._off_loop(checked)
+        return await self._off_loop(asked, checked, slow=slow)
 
-    async def _off_loop(self, work: Callable[[], _T]) -> _T:
+    async def _off_loop(self, asked: Asked, work: Callable[[], _T], *, slow: bool = False) -> _T:
         try:
-            return await self._contents.off_loop(work)
+            return await self._contents.off_loop(work, asked.caller.tenant.name, slow=slow)
         except OSError as error:
             if isinstance(error, SlopletError):
                 raise
@@ -142,10 +149,22 @@ class VolumeContent:
     async def look(self, asked: Asked) -> Answer:
         return Answer(200, entry(await self._work(asked, self._contents.look, _path(asked))))
 
-    async def listing(self, asked: Asked) -> Answer:
+    async def listing(self, asked: Asked) -> None:
+        """It may be long: all of it is made in the thread."""
         depth = _number(asked.query, "depth", 1 << 20)
-        found = await self._work(asked, self._contents.listing, _path(asked), depth or 1)
-        return Answer(200, [entry(each) for each in found])
+        pieces = await self._work(asked, self._listing, _path(asked), depth or 1, slow=True)
+        length = str(sum(len(piece) for piece in pieces)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await asked.send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in pieces:
+            await asked.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await asked.send({"type": "http.response.body", "body": b""})
+
+    def _listing(self, home: Home, name: str, path: str, depth: int) -> list[bytes]:
+        """As JSON, in pieces: one call for all of it would let nobody else go on meanwhile."""
+        told = [dump(entry(each)) for each in self._contents.listing(home, name, path, depth)]
+        many = (b",".join(told[at : at + _ENTRIES]) for at in range(0, len(told), _ENTRIES))
+        return [b"[", *(b"," + piece if at else piece for at, piece in enumerate(many)), b"]"]
 
     async def change(self, asked: Asked) -> Answer:
         values = {name: optional(asked.body, name, int) for name in ("uid", "gid", "mode")}
@@ -154,11 +173,11 @@ class VolumeContent:
         return Answer(200, entry(await self._work(asked, self._contents.change, _path(asked), **values)))
 
     async def remove(self, asked: Asked) -> Answer:
-        await self._work(asked, self._contents.remove, _path(asked))
+        await self._work(asked, self._contents.remove, _path(asked), slow=True)
         return Answer(204)
 
     async def make_folder(self, asked: Asked) -> Answer:
-        made = await self._work(asked, self._contents.make_folder, _path(asked), **_wishes(asked))
+        made = await self._work(asked, self._contents.make_folder, _path(asked), adds=True, **_wishes(asked))
         return Answer(201, entry(made))
 
     async def read(self, asked: Asked) -> None:
@@ -169,7 +188,8 @@ class VolumeContent:
             headers = [(b"content-type", b"application/octet-stream"), (b"content-length", str(left).encode())]
             await asked.send({"type": "http.response.start", "status": 200, "headers": headers})
             while left:
-                piece = await self._contents.off_loop(partial(os.read, fd, min(left, _PIECE)))
+                reading = partial(os.read, fd, min(left, _PIECE))
+                piece = await self._contents.off_loop(reading, asked.caller.tenant.name)
                 if not piece:
                     abort(asked.scope)
                     return
@@ -181,16 +201,16 @@ class VolumeContent:
 
     async def write(self, asked: Asked) -> Answer:
         """From a stream. What breaks off leaves nothing."""
-        draft = await self._work(asked, self._contents.write, _path(asked), **_wishes(asked))
+        draft = await self._work(asked, self._contents.write, _path(asked), adds=True, **_wishes(asked))
         try:
             await self._fill(asked, draft)
-            return Answer(201, entry(await self._off_loop(draft.finish)))
+            return Answer(201, entry(await self._off_loop(asked, draft.finish)))
         finally:
-            await asyncio.shield(self._contents.off_loop(draft.discard))
+            await asyncio.shield(self._contents.off_loop(draft.discard, asked.caller.tenant.name))
 
     async def _fill(self, asked: Asked, draft: Draft) -> None:
         held: list[bytes] = []
-        size, more = 0, True
+        size, more, home = 0, True, asked.caller.tenant.home
         while more:
             message = await asked.receive()
             if message["type"] != "http.request":
@@ -200,9 +220,14 @@ class VolumeContent:
                 held.append(piece)
                 size += len(piece)
             if size >= _PIECE or (size and not more):
-                await self._off_loop(partial(draft.write, b"".join(held)))
+                await self._off_loop(asked, partial(_write, draft, b"".join(held), home))
                 held.clear()
                 size = 0
+
+
+def _write(draft: Draft, data: bytes, home: Home) -> None:
+    check_room(home)
+    draft.write(data)
 
 
 # -- what is asked, and told -------------------------------------------------------------------------------------------

@@ -23,15 +23,30 @@ from .entries import entry
 from .filesystem import ROOT, files_of, look
 
 _KINDS = {"created": "CREATE", "modified": "WRITE", "removed": "REMOVE", "attributes": "CHMOD"}
-_MOST_EVENTS = 16384  # that wait to be asked for; the oldest go
-_MOST = 256  # watchers of one sandbox
+_MOST_EVENTS = 8192  # that wait to be asked for, of all watchers of a sandbox; the oldest go
+_MOST_TEXT = 2 << 20  # characters of their names
+_MOST = 64  # watchers of one sandbox
 
 
 @dataclass(eq=False)
 class _Watcher:
     sandbox: str
-    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MOST_EVENTS))
+    events: deque[dict[str, Any]] = field(default_factory=deque)
+    text: int = 0  #: characters of their names
     reading: asyncio.Task[None] | None = None
+
+    def add(self, event: dict[str, Any], share: int) -> None:
+        """``share``: which part of what a sandbox may have waiting is this one's."""
+        self.events.append(event)
+        self.text += _size(event)
+        while self.events and (len(self.events) > _MOST_EVENTS // share or self.text > _MOST_TEXT // share):
+            self.text -= _size(self.events.popleft())
+
+    def take(self) -> list[dict[str, Any]]:
+        found = list(self.events)
+        self.events.clear()
+        self.text = 0
+        return found
 
 
 class Watchers:
@@ -46,32 +61,32 @@ class Watchers:
                 watcher.reading.cancel()
 
     async def create(self, call: Call, asked: dict[str, Any]) -> dict[str, Any]:
-        if sum(each.sandbox == call.record.sandbox for each in self._watchers.values()) >= _MOST:
+        if self._count(call.record.sandbox) >= _MOST:
             raise rpc_error("resource_exhausted", f"a sandbox can have {_MOST} watchers")
-        watcher = _Watcher(call.record.sandbox)
-        changes = _changes(call, await call.path(asked.get("path", ""), call.user), asked)
-        try:
-            await anext(changes)  # it is armed: what comes after this call is told
-        except StopAsyncIteration:
-            raise rpc_error("internal", "the watcher has ended") from None
-        name = secrets.token_hex(12)
+        name, watcher = secrets.token_hex(12), _Watcher(call.record.sandbox)
         self._watchers[name] = watcher
+        try:
+            changes = _changes(call, await call.path(asked.get("path", ""), call.user), asked)
+            await anext(changes)  # it is armed: what comes after this call is told
+        except BaseException as error:
+            self._watchers.pop(name, None)
+            if isinstance(error, StopAsyncIteration):
+                raise rpc_error("internal", "the watcher has ended") from None
+            raise
         watcher.reading = asyncio.ensure_future(self._read(name, watcher, changes))
         return {"watcherId": name}
 
     async def _read(self, name: str, watcher: _Watcher, changes: AsyncIterator[dict[str, Any]]) -> None:
         try:
             async for event in changes:
-                watcher.events.append(event)
+                watcher.add(event, max(1, self._count(watcher.sandbox)))
         except SlopletError:
             self._watchers.pop(name, None)  # its sandbox is gone, or sleeps: whoever asks is told
 
     async def events(self, call: Call, asked: dict[str, Any]) -> dict[str, Any]:
         watcher = self._find(call, asked)
         await _settle(call)
-        found = list(watcher.events)
-        watcher.events.clear()
-        return {"events": found}
+        return {"events": watcher.take()}
 
     async def remove(self, call: Call, asked: dict[str, Any]) -> dict[str, Any]:
         watcher = self._find(call, asked)
@@ -79,6 +94,9 @@ class Watchers:
         if watcher.reading is not None:
             watcher.reading.cancel()
         return {}
+
+    def _count(self, sandbox: str) -> int:
+        return sum(each.sandbox == sandbox for each in self._watchers.values())
 
     def _find(self, call: Call, asked: dict[str, Any]) -> _Watcher:
         name = str(asked.get("watcherId", ""))
@@ -138,6 +156,10 @@ async def _changes(call: Call, path: str, asked: dict[str, Any]) -> AsyncIterato
         raise rpc_error("invalid_argument", f"path {path} not a directory") from None
     except SlopletError as error:
         raise call.gone(error) from None
+
+
+def _size(event: dict[str, Any]) -> int:
+    return 200 + len(event["name"]) + (800 + 2 * len(event["name"]) if "entry" in event else 0)
 
 
 def events_of(change: FileChange) -> list[dict[str, Any]]:

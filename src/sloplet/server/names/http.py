@@ -85,7 +85,7 @@ class Exchange:
     def _let_go(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:
-            self._wires.keep(self._place, wire)
+            self._wires.keep(self._way, wire)
 
     # -- inwards -----------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ def unknown() -> Refusal:
 
 
 Inside = HostStream | SecureStream
+_Port = tuple[str, int, bool]  # of a sandbox, and whether it speaks TLS
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,10 @@ class Wire:
         if http.our_state is not h11.DONE or http.their_state is not h11.DONE or http.trailing_data[0]:
             return False
         stream = self.stream
-        quiet = stream.take() is None and not stream.peer_ended
+        try:
+            quiet = stream.take() is None and not stream.peer_ended
+        except ssl.SSLError:
+            return False
         return quiet and stream.outcome is None and stream.mux.error is None
 
 
@@ -130,7 +134,7 @@ class Wires:
         self._clients: dict[str, ServedKeeper] = {}
         self._of_sandbox: Counter[str] = Counter()
         self._of_tenant: Counter[str] = Counter()
-        self._kept: dict[tuple[str, int], list[tuple[Wire, asyncio.TimerHandle]]] = {}
+        self._kept: dict[_Port, list[tuple[Wire, asyncio.TimerHandle]]] = {}
         self._awake: dict[str, float] = {}  # when one was last reached, by the loop's clock
 
     @asynccontextmanager
@@ -150,8 +154,7 @@ class Wires:
 
     async def wire(self, way: Way, *, kept: bool) -> Wire:
         """A connection for one exchange. ``kept``: it may be one that was used before."""
-        place = way.place
-        while kept and (there := self._kept.get((place.sandbox, place.port))):
+        while kept and (there := self._kept.get(_port(way))):
             wire, timer = there.pop()
             timer.cancel()
             if wire.reusable():
@@ -160,18 +163,17 @@ class Wires:
             wire.stream.reset()
         return Wire(await self.dial(way), True, h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD))
 
-    def keep(self, place: Place, wire: Wire) -> None:
+    def keep(self, way: Way, wire: Wire) -> None:
         """The exchange is over: keep the connection for the next, if it can be."""
-        there = self._kept.setdefault((place.sandbox, place.port), [])
+        there = self._kept.setdefault(_port(way), [])
         if len(there) >= _MOST_KEPT or not wire.reusable():
             wire.stream.reset()
             return
         wire.fresh = wire.heard = False
-        there.append((wire, asyncio.get_running_loop().call_later(_KEPT, self._drop, place, wire)))
+        there.append((wire, asyncio.get_running_loop().call_later(_KEPT, self._drop, _port(way), wire)))
 
-    def _drop(self, place: Place, wire: Wire) -> None:
+    def _drop(self, key: _Port, wire: Wire) -> None:
         wire.stream.reset()
-        key = (place.sandbox, place.port)
         left = [each for each in self._kept.pop(key, []) if each[0] is not wire]
         if left:
             self._kept[key] = left
@@ -241,6 +243,10 @@ class Wires:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+
+
+def _port(way: Way) -> _Port:
+    return way.place.sandbox, way.place.port, way.secure
 
 
 async def _secured(stream: HostStream, port: int) -> SecureStream:

@@ -18,7 +18,7 @@ from ...errors import (
     SnapshotNotFound,
     UnsupportedOperation,
 )
-from ...sync import Sandbox
+from ...sync import Process, Sandbox
 from .support import MakeBox, needs, read_until
 
 _COUNTER = 'n=0; while :; do n=$((n+1)); echo "$n"; echo "$n" > count; sleep 0.05; done'
@@ -173,6 +173,24 @@ class TestSnapshots:
 
 
 class TestLiveState:
+    def test_what_was_forgotten_between_two_sleeps_does_no_harm(
+        self, make_box: MakeBox, capabilities: Capabilities
+    ) -> None:
+        """A restored kernel tells of descriptors that were closed before it was saved."""
+        needs(capabilities.live_snapshots, "this engine cannot save running processes")
+        box = make_box()
+        process: Process | None = box.spawn("cat", stdin=True, detached=True)
+        for _ in range(2):
+            box.pause()
+            assert box.run("echo awake").stdout == "awake\n"
+            if process is not None:
+                box.signal(process.pid, "KILL")
+                for _ in range(70):  # more than are remembered of those that ended
+                    box.run(["true"])
+                process = None
+        box.pause()
+        assert box.run("echo awake").stdout == "awake\n"
+
     def test_pause_and_wake(self, make_box: MakeBox, capabilities: Capabilities) -> None:
         needs(capabilities.live_snapshots, "this engine cannot save processes")
         box = make_box()

@@ -23,6 +23,7 @@ from ....images.store import StoredImage
 from ....images.threads import kept, whole
 from ....images.unpack import unpack
 from ....netspec import Network
+from ...bodies import check_room
 from ...building import settings_for
 from ...caller import Caller
 from ...contexts import LIMITS, private_folder
@@ -76,9 +77,7 @@ class Building:
             image = await self._steps(base)
             user, workdir = image.config.user or "root", image.config.workdir or "/"
             start, ready = asked.start or base.start, asked.ready or base.ready
-            made = replace(
-                self._of, status=READY, image=image_name(self._of), user=user, workdir=workdir, start=start, ready=ready
-            )
+            made = replace(self._of, status=READY, image=image.id, user=user, workdir=workdir, start=start, ready=ready)
             self._now = "finalize"
             self._log.add("[finalize] Finalizing template build", step="finalize")
             return await self._finalized(made)
@@ -161,7 +160,7 @@ class Building:
 
     async def _part(self, image: str, pieces: list[Piece], folder: Path, options: BuildOptions) -> StoredImage:
         folders = {
-            str(piece.step.number): Folder(folder / str(piece.step.number)) for piece in pieces
+            str(piece.step.number): Folder(folder / piece.step.files) for piece in pieces
             if piece.step.type == "COPY"
         }  # fmt: skip
         recipe = provision.built_from(image, [piece.instruction for piece in pieces])
@@ -190,7 +189,7 @@ class Building:
 
     @asynccontextmanager
     async def _unpacked(self, steps: Sequence[Step]) -> AsyncIterator[tuple[Path, dict[int, Placed]]]:
-        """What came for COPY, unpacked: a folder for each step, by its number."""
+        """What came for COPY, unpacked: a folder for each archive, by its digest."""
         copies = [step for step in steps if step.type == "COPY"]
         opening = private_folder(self._home)
         folder = await kept(lambda _: opening.__exit__(None, None, None), opening.__enter__)
@@ -198,7 +197,8 @@ class Building:
             placed = {}
             for step in copies:
                 path = self._templates.files.path(self._home, self._of.template, step.files)
-                placed[step.number] = await whole(unpack_step, path, folder / str(step.number), step)
+                await asyncio.to_thread(check_room, self._home)
+                placed[step.number] = await whole(unpack_step, path, folder / step.files, step)
             yield folder, placed
         finally:
             await asyncio.shield(asyncio.to_thread(opening.__exit__, None, None, None))
@@ -290,7 +290,24 @@ def run_options() -> dict[str, Any]:
 
 
 def unpack_step(archive: Path, folder: Path, step: Step) -> Placed:
-    """Unpack what was sent for a COPY into a new folder. StepFailed. Blocking."""
+    """Unpack what was sent for a COPY into a folder, unless another step has done so. StepFailed. Blocking."""
+    if not folder.exists():
+        _unpack(archive, folder, step)
+    source, target = f"files/{source_of(step.args[0])}".rstrip("/"), step.args[1] or "."
+    with Folder(folder) as looking:
+        found = looking.lstat(source)
+    if found is None:
+        raise step.wrong(f"failed to copy: there is no '{step.args[0]}' in what was uploaded")
+    if found.kind != "symlink":
+        return Placed(source, target)
+    target, name = link_target(source, target)
+    own = f"link-{step.number}"
+    (folder / own).mkdir(0o700)
+    os.symlink(found.link, folder / own / name)
+    return Placed(own, target)
+
+
+def _unpack(archive: Path, folder: Path, step: Step) -> None:
     try:
         fd = os.open(archive, FILE)
     except OSError:
@@ -300,22 +317,12 @@ def unpack_step(archive: Path, folder: Path, step: Step) -> Placed:
         root = os.open(folder / "files", FOLDER)
         try:
             os.utime(file.fileno())
-            unpack(file, root, LIMITS)
+            disk = os.statvfs(folder)
+            unpack(file, root, replace(LIMITS, bytes=min(LIMITS.bytes, disk.f_bavail * disk.f_frsize // 2)))
         except SlopletError as error:
             raise step.wrong(f"failed to copy: {error.message}") from None
         finally:
             os.close(root)
-    source, target = f"files/{source_of(step.args[0])}".rstrip("/"), step.args[1] or "."
-    with Folder(folder) as looking:
-        found = looking.lstat(source)
-    if found is None:
-        raise step.wrong(f"failed to copy: there is no '{step.args[0]}' in what was uploaded")
-    if found.kind != "symlink":
-        return Placed(source, target)
-    target, name = link_target(source, target)
-    (folder / "link").mkdir(0o700)
-    os.symlink(found.link, folder / "link" / name)
-    return Placed("link", target)
 
 
 def snapshot_name(build: str) -> str:
@@ -328,5 +335,5 @@ def plan_limits(build: Build) -> dict[str, Any]:
 
 
 def image_name(build: Build) -> str:
-    """What its image is called."""
+    """What its image is called, so that it is kept. It is used by its id: no registry is ever asked for that."""
     return f"{IMAGES}{build.template}:{build.id}"

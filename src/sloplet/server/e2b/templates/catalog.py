@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -204,13 +205,17 @@ def missing(text: str) -> Refused:
     return refused(404, f"template '{text[:200]}' not found")
 
 
+#: What images of builds are called, and nobody else's: an id of a template, and one of a build.
+_OURS = re.compile(re.escape(IMAGES) + r"[a-z0-9]{20}:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+
 def _remove_images(home: Home, kept: set[str]) -> None:
     """Those of templates that are not among ``kept``. Blocking."""
     store = ImageStore(home)
     try:
         for image in store.list():
             for name in (parse_reference(each).familiar for each in image.references):
-                if name.startswith(IMAGES) and name not in kept:
+                if _OURS.match(name) and name not in kept:
                     with suppress(ImageError):  # in use, or gone already
                         store.remove(name)
     finally:

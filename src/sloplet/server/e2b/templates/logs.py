@@ -16,10 +16,11 @@ from ....state.home import Home
 from ..documents import time_of
 
 PAGE = 100
-_MOST = 20_000  # entries
-_MOST_LINE = 4096
-_MOST_FILE = 128 << 20
-_REMEMBERED = 32
+_MOST = 10_000  # entries
+_MOST_LINE = 2048  # characters
+_MOST_TEXT = 1 << 20  # characters of all
+_MOST_FILE = 32 << 20
+_REMEMBERED = 8
 _LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3}
 
 
@@ -28,13 +29,21 @@ class BuildLog:
 
     def __init__(self, entries: list[dict[str, Any]] | None = None) -> None:
         self._entries = entries or []
+        self._text = 0
+        self._full = False
 
     def add(self, message: str, level: str = "info", step: str = "") -> None:
-        if len(self._entries) > _MOST:
+        """What comes when it is too long is left out, but for errors."""
+        if self._full and level != "error":
             return
-        if len(self._entries) == _MOST:
+        message = message[:_MOST_LINE]
+        self._text += len(message)
+        if not self._full and (len(self._entries) >= _MOST or self._text > _MOST_TEXT):
+            self._full = True
             message, level = "... the log is too long: the rest is left out ...", "warn"
-        entry: dict[str, Any] = {"timestamp": time_of(time.time()), "message": message[:_MOST_LINE], "level": level}
+        elif len(self._entries) > 2 * _MOST:
+            return
+        entry: dict[str, Any] = {"timestamp": time_of(time.time()), "message": message, "level": level}
         if step:
             entry["step"] = step
         self._entries.append(entry)

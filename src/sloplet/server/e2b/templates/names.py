@@ -54,4 +54,11 @@ def bare_tags(tags: list[str]) -> list[str]:
     """Tags as they are listed; ``name:tag`` is as good as ``tag``. Each once. refused (400)."""
     if len(tags) > _MOST_TAGS:
         raise refused(400, f"these are more than {_MOST_TAGS} tags")
-    return list(dict.fromkeys(check_tag(tag.rpartition(":")[2], tag) for tag in tags))
+    return list(dict.fromkeys(_bare(tag) for tag in tags))
+
+
+def _bare(tag: str) -> str:
+    name, colon, bare = tag.rpartition(":")
+    if colon:
+        parse(name)
+    return check_tag(bare, tag)

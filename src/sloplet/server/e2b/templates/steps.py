@@ -27,6 +27,7 @@ _VARIABLE_RE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0
 _GLOB = frozenset("*?[{")
 _MOST_STEPS = 1000
 _MOST_ARGS = 1000
+_MOST_TEXT = 1 << 20  # characters of one
 _ROOT = "root"
 
 _ADD_USER = """set -e
@@ -96,7 +97,7 @@ def read_steps(body: dict[str, Any]) -> list[Step]:
         kind = each["type"].upper()
         if kind not in _TYPES:
             raise refused(400, f"step {number}: there is no {each['type'][:40]}; there are {', '.join(_TYPES)}")
-        args = tuple(texts(each, "args", most=_MOST_ARGS))
+        args = tuple(texts(each, "args", most=_MOST_ARGS, longest=_MOST_TEXT))
         if any("\0" in arg for arg in args):
             raise refused(400, f"step {number}: a NUL character")
         files = optional(each, "filesHash", str, "")

@@ -41,7 +41,7 @@ class Build:
     cpus: int = 2
     memory: int = 1024  #: MB
     explicit: list[str] = field(default_factory=list)  #: which of these were asked for
-    image: str = ""  #: its name in the tenant's store
+    image: str = ""  #: its id in the tenant's store
     snapshot: str = ""  #: the id of the saved state
     live: bool = False  #: which has its processes, too
     sandbox: str = ""  #: of which it is a snapshot that somebody asked for
