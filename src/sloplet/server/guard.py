@@ -23,13 +23,11 @@ from . import incoming
 from .audit import REFUSED, first_word
 from .caller import BODY_KEY, SCOPE_KEY, Caller
 from .e2b.answers import SPEAKING, STRANGER, Speaker, Told
-from .e2b.door import Facade
 from .e2b.guests import OWN_PORTS
 from .e2b.keys import from_e2b
 from .e2b.settings import domain_of
 from .limits import Ticket
 from .logs import log
-from .names.parts import Place
 from .outputs import let_go
 from .problems import MEDIA_TYPE, error_for, headers_of, problem, status_of
 from .served import ACTING, FACTS, NOBODY, PROGRAM, Program
@@ -85,7 +83,7 @@ class Guard:
                 self._admit_visitor(
                     passing, lambda: facade.admit(place, scope, headers, passing.request_id, passing.address)
                 )
-                app = Serving(facade, place, headers)
+                app = facade.serving(place, headers)
             elif facade is not None and facade.owns(scope):
                 app = facade.api
                 if (door := facade.door_of(scope)) is not None:
@@ -385,16 +383,6 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: SlopletError
 def _problem(error: SlopletError, request_id: str = "") -> Told:
     body = json.dumps(problem(error, request_id)).encode()
     return status_of(error), {"content-type": MEDIA_TYPE, **headers_of(error)}, body
-
-
-class Serving:
-    """The data plane of one E2B sandbox, for one request."""
-
-    def __init__(self, facade: Facade, place: Place, headers: dict[str, str]) -> None:
-        self._facade, self._place, self._headers = facade, place, headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._facade.serve(self._place, scope, receive, send, self._headers)
 
 
 _ACTIONS: dict[object, str] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 from weakref import WeakValueDictionary
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...controller import SandboxInfo, Stream
 from ...errors import SlopletError, SnapshotNotFound
@@ -218,6 +218,14 @@ class Facade:
             tokens.check_signed(_query(scope), _operation(scope), self.tokens.of("envd", record.sandbox))
             return True
         raise refused(401, _UNAUTHORIZED)
+
+    def serving(self, place: Place, headers: dict[str, str]) -> ASGIApp:
+        """The data plane of one sandbox, for one request."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.serve(place, scope, receive, send, headers)
+
+        return app
 
     async def serve(self, place: Place, scope: Scope, receive: Receive, send: Send, headers: dict[str, str]) -> None:
         """A request of somebody who was admitted."""
