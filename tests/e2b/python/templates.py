@@ -249,7 +249,12 @@ def test_names(name: str) -> None:
 
 def test_cpus_and_memory(make: Callable[..., Sandbox], name: str) -> None:
     built(base(), name, cpu_count=1, memory_mb=512)
-    info = make(name).get_info()
+    try:
+        info = make(name).get_info()
+    except SandboxException as error:
+        if "cannot be enforced here" not in str(error):
+            raise
+        pytest.skip(f"capability: {str(error)[:80]}")
     assert (info.cpu_count, info.memory_mb) == (1, 512)
     for options in ({"cpu_count": 0}, {"memory_mb": 32}, {"memory_mb": 1025}, {"cpu_count": 1000000}):
         with pytest.raises(BuildException, match="400"):

@@ -84,7 +84,7 @@ async def spec_of(facade: Facade, caller: Caller, plan: Plan, body: dict[str, An
     if pauses:
         settings["on_ttl"] = "pause" if memory else "pause-disk"
     if plan.snapshot:
-        settings["template"] = plan.snapshot
+        settings |= {"template": plan.snapshot, "allow_weaker": not plan.explicit}
     else:
         settings |= {"image": plan.image, "engine": plan.engine or await engine_of(facade, caller)}
         settings |= {"user": plan.user, "workdir": plan.workdir or plan.home or None}

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .catalog import Templates
 
 IMAGES = "e2b/"  #: what the names of templates' images begin with
+_SETTLE = 0.5  # seconds that a start command has to fail in after its template is said to be ready
 _TTL = 3600.0  # seconds for what a template starts with to be ready
 
 
@@ -222,7 +223,7 @@ class Building:
             box = await caller.tenant.box(info.id)
             env = {"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": made.template}
             await begin(
-                box, Start(made.start, made.ready, made.user, made.workdir, env),
+                box, Start(made.start, made.ready, made.user, made.workdir, env), settle=_SETTLE,
                 tell=lambda line: self._log.add(f"[finalize] [stdout]: {line}", step="finalize"),
             )  # fmt: skip
             if not made.start or info.engine != "gvisor":

@@ -146,7 +146,7 @@ class Standard:
             except SnapshotNotFound:
                 usable = False
             if not usable:
-                found = await recipes.warm(image, controller, cpus=_CPUS, memory=_MEMORY)
+                found = await recipes.warm(image, controller, cpus=_CPUS, memory=_MEMORY, allow_weaker=True)
             self._warm[caller.tenant.name, name] = found.id
         except SlopletError as error:
             log.warning("%s could not be warmed up: %s", image, error)

@@ -39,10 +39,11 @@ Tell = Callable[[str], None]
 
 
 async def begin(box: AsyncSandbox, asked: Start, *, longest: float = _LONGEST, unsaid: float = _UNSAID,
-                tell: Tell = lambda line: None) -> None:  # fmt: skip
+                settle: float = 0.0, tell: Tell = lambda line: None) -> None:  # fmt: skip
     """Start it, and return when it is ready: it goes on in the background. StartFailed.
 
     ``unsaid``: how long is waited where nothing says when it is ready; a program that has ended well by then is fine.
+    ``settle``: how long one that is said to be ready is looked at: it may be about to fail.
     """
     process: AsyncProcess | None = None
     following: asyncio.Task[None] | None = None
@@ -52,6 +53,8 @@ async def begin(box: AsyncSandbox, asked: Start, *, longest: float = _LONGEST, u
             following = asyncio.ensure_future(_follow(process, tell))
         if asked.ready:
             await _until_ready(box, asked, following, longest, tell)
+            if following is not None and settle:
+                await asyncio.wait({following}, timeout=settle)
         elif following is not None:
             await asyncio.wait({following}, timeout=unsaid)
         if following is not None and following.done():
