@@ -58,6 +58,7 @@ def test_control_keys_are_the_commands(engine: str) -> None:
         terminal.send("tty | cat; [ -t 0 ] && echo is-a-tty\r")
         terminal.expect("/dev/pts/")
         terminal.expect("\r\nis-a-tty")
+        terminal.expect("prompt> ")  # before it nobody would read the end
         terminal.send("\x04")
         terminal.wait()
         assert terminal.modes_restored()
