@@ -68,8 +68,8 @@ def test_job_control(engine: str) -> None:
     with Terminal("shell", "--engine", engine) as terminal:
         terminal.send("PS1='prompt''> '\r")
         terminal.expect("prompt> ")
-        terminal.send("cat\r")
-        terminal.expect("cat\r\n")
+        terminal.send("echo rea''dy; cat\r")
+        terminal.expect("ready\r\n")  # by now the line editor has given the terminal back
         terminal.send("echoed\r")
         terminal.expect("echoed\r\nechoed\r\n")
         terminal.send("\x1a")
