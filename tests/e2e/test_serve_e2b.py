@@ -9,7 +9,8 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 from server_kit import environment, served
 from sloplet.cli.serve import serve, settings_of
+from sloplet.cli.serve_e2b import told
 from sloplet.errors import ServerError, SpecError
 from sloplet.server import tls
 from sloplet.server.e2b.keys import from_e2b, to_e2b
@@ -98,6 +100,31 @@ def test_the_lines_can_be_copied(tmp_path: Path) -> None:
         "# E2B's clients, by URL:", "# E2B's clients, by name and over TLS (instead of by URL):"
     ]  # fmt: skip
     assert b"localhost" in told
+
+
+def test_python_is_told_of_names_below_localhost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not know them; a sitecustomize that is there besides has its turn."""
+    monkeypatch.setattr("sloplet.cli.serve_e2b._unknown", lambda domain: True)
+    state = SimpleNamespace(
+        home=Home(tmp_path / "home").open(), url="http://127.0.0.1:1",
+        e2b=SimpleNamespace(domain=lambda host: "sbx.localhost:2", settings=SimpleNamespace(bundle=""), tls_port=2),
+    )  # fmt: skip
+    folder = told(cast(Any, state), None)["domain"]["PYTHONPATH"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text("import sys; sys.other = 7")
+    program = """
+import asyncio, socket, sys
+for name in ("8080-abc.sbx.localhost", b"8080-ABC.sbx.localhost."):
+    assert socket.getaddrinfo(name, 443, type=socket.SOCK_STREAM)[0][4] == ("127.0.0.1", 443)
+async def look():
+    return await asyncio.get_running_loop().getaddrinfo("a.sbx.localhost", 1, type=socket.SOCK_STREAM)
+assert asyncio.run(look())[0][4] == ("127.0.0.1", 1)
+assert socket.getaddrinfo("127.0.0.2", 1)[0][4][0] == "127.0.0.2"
+assert sys.other == 7
+"""
+    paths = f"{folder}:{tmp_path / 'other'}"
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": paths}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_the_bundle_has_the_systems_authorities_and_ours_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,30 @@ def reaches(target: str, port: int = 443, **settings: Any) -> bool:
         ({"private": ["10.1.0.0/16"]}, [], ["10.1.2.3"]),
         ({"private": ["10.1.0.0/16"], "allow_out": ["10.0.0.0/8"]}, ["10.1.2.3", "in.corp.example"], ["10.2.0.1"]),
         ({"private": ["10.0.0.0/8"], "allow_out": ["10.1.2.0/24"], "deny_out": [ALL]}, ["10.1.2.3"], ["10.1.3.1"]),
-        ({"operator": ["10.1.2.3:443"]}, ["10.1.2.3", "in.corp.example", "8.8.8.8"], ["10.1.2.4"]),
-        ({"operator": ["10.1.2.3:443"], "internet": False}, [], ["10.1.2.3", "8.8.8.8"]),
     ],
 )  # fmt: skip
 def test_who_is_reached(settings: dict[str, Any], there: list[str], not_there: list[str]) -> None:
     assert [target for target in there if not reaches(target, **settings)] == []
     assert [target for target in not_there if reaches(target, **settings)] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "opened"),
+    [
+        ({}, False),
+        ({"private": ["5.5.5.9/32"]}, True),
+        ({"private": ["5.5.5.8/30"]}, False),
+        ({"private": ["5.5.5.8/30"], "allow_out": ["5.5.5.9"]}, True),
+        ({"private": ["5.5.5.9/32"], "deny_out": ["5.5.5.0/24"]}, False),
+        ({"private": ["5.5.5.9/32"], "deny_out": [ALL], "allow_out": ["e2b.dev"]}, False),
+    ],
+)
+def test_this_machines_own_public_address(settings: dict[str, Any], opened: bool) -> None:
+    """Sandboxes call each other by public names where these lead to it, and the operator opens it."""
+    policy = policy_of(Network(**network_of(**settings)).spec)
+    allowed = policy.judge_address("5.5.5.9", 443).allow is True
+    assert (allowed and policy.check_own("", "5.5.5.9", 443) is None) is opened
+    assert (policy.judge("e2b.dev", 443).allow and policy.check_own("e2b.dev", "5.5.5.9", 443) is None) is opened
 
 
 def test_ports_are_all_of_an_address_and_those_of_the_web_of_a_name() -> None:

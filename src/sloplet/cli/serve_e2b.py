@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import _socket
 import shlex
-import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -28,6 +29,31 @@ function lookup(name, ...rest) {
   return asked.call(this, own ? "127.0.0.1" : name, ...rest);
 }
 dns.lookup = Object.defineProperties(lookup, Object.getOwnPropertyDescriptors(asked));
+"""
+#: So does Python: E2B's client does not need it, but its users' httpx and urllib, for ``get_host()`` and signed URLs.
+_PYTHON_SHIM = """\
+# Names below localhost are this machine (RFC 6761). Written by `sloplet serve --e2b`.
+import importlib.machinery
+import importlib.util
+import os
+import socket
+import sys
+
+_asked = socket.getaddrinfo
+
+
+def getaddrinfo(host, *rest, **more):
+    name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
+    own = isinstance(name, str) and name.lower().rstrip(".").endswith(".localhost")
+    return _asked("127.0.0.1" if own else host, *rest, **more)
+
+
+socket.getaddrinfo = getaddrinfo
+_here = os.path.dirname(os.path.abspath(__file__))
+_others = [path for path in sys.path if os.path.abspath(path) != _here]
+_next = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+if _next is not None and _next.loader is not None:  # the one that there would have been
+    _next.loader.exec_module(importlib.util.module_from_spec(_next))
 """
 
 
@@ -78,7 +104,8 @@ def told(server: ServerState, key: str | None) -> dict[str, dict[str, str]]:
         if server.url.startswith("https:"):
             url |= {name: domain[name] for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")}
     if _unknown(domain["E2B_DOMAIN"]):
-        domain["NODE_OPTIONS"] = f"--require={_shim(server)}"
+        domain["NODE_OPTIONS"] = f"--require={_written(server, 'localhost.cjs', _SHIM)}"
+        domain["PYTHONPATH"] = str(_written(server, "python/sitecustomize.py", _PYTHON_SHIM).parent)
     if not (server.url.startswith("https:") or facade.tls_port):
         return {"url": {**url, **own}}
     return {"url": {**url, **own}, "domain": {**domain, **own}}
@@ -91,7 +118,8 @@ def tell(server: ServerState, key: str | None) -> None:
     for way, names in ways.items():
         click.echo(texts[way])
         for name, value in names.items():
-            click.echo(f"export {name}={shlex.quote(value)}")
+            besides = "${PYTHONPATH:+:$PYTHONPATH}" if name == "PYTHONPATH" else ""
+            click.echo(f"export {name}={shlex.quote(value)}{besides}")
         if key is None:
             click.echo('export E2B_API_KEY="$(sloplet key create --name NAME --e2b)"')
 
@@ -104,28 +132,28 @@ def advise(server: ServerState) -> None:
     if _unknown(domain):
         note(
             f"this system knows no *.{domain.partition(':')[0]}. E2B's clients do so themselves, in Node by this "
-            "NODE_OPTIONS; other programs do after `apt install libnss-myhostname`"
+            "NODE_OPTIONS, and other Python by this PYTHONPATH; all programs do after `apt install libnss-myhostname`"
         )
     elif not domain.partition(":")[0].endswith("localhost"):
         note(f"E2B's clients need api.{domain} and *.{domain} to be names of this server")
 
 
 def _unknown(domain: str) -> bool:
-    """Whether names below localhost are unknown here."""
+    """Whether names below localhost are unknown here: to the system, and not to a Python that was told."""
     name = domain.partition(":")[0]
     if not name.endswith("localhost"):
         return False
     try:
-        socket.getaddrinfo(f"api.{name}", None)
+        _socket.getaddrinfo(f"api.{name}", None)
     except OSError:
         return True
     return False
 
 
-def _shim(server: ServerState) -> str:
+def _written(server: ServerState, name: str, text: str) -> Path:
     from ..server.tls import folder_of
 
-    path = folder_of(server.home) / "localhost.cjs"
+    path = folder_of(server.home) / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(_SHIM)
-    return str(path)
+    path.write_text(text)
+    return path

@@ -55,26 +55,28 @@ def network_of(
     proxy: Mapping[str, Any] | None = None,
     *,
     private: Iterable[str] = (),
-    operator: Iterable[str] = (),
     sandbox_id: str = "",
     fill: Fill | None = None,
 ) -> dict[str, Any]:
     """The arguments of ``Network`` that do what these settings say. NetworkInvalid.
 
-    ``private``: special networks that ``allowOut`` and the proxy may name, of the operator's; ``operator``: rules that
-    hold wherever everything is reached; ``fill``: makes the value of a header of what stands in the rule.
+    ``private``: what the operator opens: special networks, which ``allowOut`` and the proxy may name, and public
+    addresses of this machine, which are reached wherever everything is. ``fill``: makes the value of a header of what
+    stands in the rule.
     """
     allowed, domains, denied = _read(allow_out, deny_out)
     opened = [ipaddress.ip_network(text) for text in private]
     block_all = internet is False or any(net.version == 4 and net.prefixlen == 0 for net in denied)
     everything = not block_all or any(net.version == 4 and net.prefixlen == 0 for net in allowed)
     places = sorted({place for net in allowed for place in _places(net, opened)}, key=str)
-    allow = [f"{_text(net)}:*" for net in places if not everything or _special(net) or denied]
+    # where everything is reached: what is special, what else would be denied, this machine's own
+    allow = [f"{_text(net)}:*" for net in places if not everything or denied or _special(net) or _in(net, opened)]
     headers = headers_of(rules, fill)
     found: dict[str, Any] = {"inspect": "on-demand"}
     if everything:
-        allow += [*_EVERYTHING, *operator]
-        left = [net for net in denied if not any(_within(net, other) for other in allowed)]
+        own = [net for net in opened if net.num_addresses == 1 and not _special(net) and not _in(net, denied)]
+        allow += [*_EVERYTHING, *(f"{_text(net)}:*" for net in own)]
+        left = [net for net in denied if not _in(net, allowed)]
         found["deny"] = sorted({f"{_text(net)}:*" for net in left}) if internet is not False else []
     else:
         allow += [text for text in map(_domain, domains) if text]
@@ -133,6 +135,10 @@ def _specified(text: str) -> bool:
 
 def _within(net: Net, other: Net) -> bool:
     return net.version == other.version and net.subnet_of(other)  # type: ignore[arg-type]
+
+
+def _in(net: Net, others: list[Net]) -> bool:
+    return any(_within(net, other) for other in others)
 
 
 def _special(net: Net) -> bool:
@@ -259,7 +265,7 @@ def _proxy(given: Mapping[str, Any], opened: list[Net], sandbox_id: str) -> tupl
     if max(len(user.encode()), len(password.encode())) > 255:
         raise NetworkInvalid("egress proxy username and password must be at most 255 bytes")
     net = _net(bare)
-    if net is not None and _special(net) and not any(_within(net, other) for other in opened):
+    if net is not None and _special(net) and not _in(net, opened):
         raise NetworkInvalid(
             f"egress proxy endpoint resolves to an internal / denied IP range: {bare} resolves to {bare}"
         )
