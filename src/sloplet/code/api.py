@@ -48,11 +48,11 @@ class AsyncCode:
     ) -> CodeResult:
         """Run a cell of code where variables stay: ``code("x = 1")``, then ``code("x + 1").text`` is ``"2"``.
 
-        ``language`` is "python" (the default), "node", "typescript", "shell", "r" or "java"; each has a context of its
-        own, and ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the context
-        is started anew (``restarted``). The callbacks get output and results as they come. Code that raises is a result
-        with ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew. ``env`` has
-        variables for this cell alone: what was there before comes back.
+        ``language`` is "python" (the default), "node", "typescript", "shell", "r", "java" or "deno"; each has a context
+        of its own, and ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the
+        context is started anew (``restarted``). The callbacks get output and results as they come. Code that raises is
+        a result with ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew.
+        ``env`` has variables for this cell alone: what was there before comes back.
         """
         name = context.name if isinstance(context, CodeContext) else context
         limit = None if timeout is None else parse_duration(timeout, "timeout")

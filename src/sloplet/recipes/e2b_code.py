@@ -1,4 +1,4 @@
-"""sloplet/e2b-code: sloplet/code-all as E2B's code interpreter knows it, which speaks R and Java, too."""
+"""sloplet/e2b-code: sloplet/code-all as E2B's code interpreter knows it, which speaks R, Java and Deno, too."""
 
 from __future__ import annotations
 

@@ -89,6 +89,10 @@ def test_languages(box: Sandbox) -> None:
     assert box.run_code("kept", language="js").text == "3"
     assert box.run_code("const m: string = 'typed'; console.log(m)", language="ts").logs.stdout == ["typed\n"]
     assert box.run_code("cd /; pwd", language="bash").logs.stdout == ["/\n"]
+    typed = box.run_code("enum E { A = 5 }; const n: number = E.A; `${Deno.env.get('OF')} ${n}`", language="deno")
+    assert typed.text == "sandbox 5"
+    assert box.run_code("Deno.env.get('CELL') ?? Deno.cwd()", language="deno").text == "/home/user"
+    assert box.run_code("Deno.env.get('CELL')", language="deno", envs={"CELL": "1"}).text == "1"
 
 
 def test_contexts(box: Sandbox) -> None:
