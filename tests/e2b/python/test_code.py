@@ -116,6 +116,12 @@ def test_a_cell_that_takes_too_long_is_interrupted(box: Sandbox) -> None:
     assert box.run_code("kept", timeout=20).text == "yes"
 
 
+def test_the_start_command_of_e2bs_own_template(box: Sandbox) -> None:
+    box.commands.run("sudo /root/.jupyter/start-up.sh", background=True)
+    asked = "curl -s --retry 20 --retry-connrefused --retry-delay 1 http://localhost:49999/health"
+    assert box.commands.run(asked).stdout == '"OK"'
+
+
 @pytest.mark.asyncio
 async def test_without_blocking() -> None:
     box = await AsyncSandbox.create(timeout=120)
