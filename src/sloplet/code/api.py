@@ -11,7 +11,7 @@ from ..files import AsyncFiles
 from ..process import DEFAULT_MAX_OUTPUT, Output
 from ..spec import SandboxSpec, parse_duration
 from . import languages
-from .cell import Kernel, OnResult, Running, Unfinished, Wishes, attach_request, new_cell
+from .cell import EndedBefore, Kernel, OnResult, Running, Unfinished, Wishes, attach_request, new_cell
 from .contexts import AsyncContexts
 from .registry import Registry
 from .results import CodeContext, CodeFailure, CodeResult
@@ -71,6 +71,11 @@ class AsyncCode:
         except ProcessNotFound:  # it was rolled back, or ended and was forgotten: what is there now?
             self._kernels.forget(kernel.name)
             return await self._cell(await self._kernels.kernel(spoken, name, restart=restart), code, wishes)
+        except EndedBefore as error:
+            self._kernels.forget(kernel.name)
+            if not restart:
+                raise KernelError(error.message, hint=error.hint) from None
+            return await self._cell(await self._kernels.kernel(spoken, name, restart=True), code, wishes)
         except Unfinished as error:
             try:
                 await self.contexts.restart(kernel.name)
