@@ -424,6 +424,15 @@ class TestStopping:
         assert failed(box.code("lost", restart=True))[0] == "NameError"
         assert box.code("1").text == "1"
 
+    def test_one_that_ended_between_cells_is_started_anew_for_the_next(self, box: Sandbox) -> None:
+        for _ in range(2):  # while it is still taken to be there
+            box.run(f"kill -9 {box.code('import os; os.getpid()').text}")
+            assert failed(box.code("os", restart=True))[0] == "NameError"
+        box.run(f"kill -9 {box.code('import os; os.getpid()').text}")
+        with pytest.raises(KernelError, match="signal 9"):
+            box.code("os")
+        assert box.code("1", restart=True).text == "1"
+
     def test_what_is_no_interpreter_is_told(self, box: Sandbox) -> None:
         box.contexts.create(name="broken", python="/bin/ls")
         with pytest.raises(KernelError, match=r"(?s)could not be started.*exit code 2.*python=") as told:

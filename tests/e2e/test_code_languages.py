@@ -1,4 +1,4 @@
-"""Cells of R and Java, where the host has them (``sloplet/code-all`` does; scripts/standard-images tries it there)."""
+"""Cells of R, Java and Deno, where the host has them. ``sloplet/code-all`` does; scripts/standard-images tries it."""
 
 from __future__ import annotations
 
@@ -117,6 +117,36 @@ class TestR:
             assert (result.timed_out, result.restarted) == (True, False)
         box.contexts.interrupt("r")  # while nothing runs: it is not for the next cell
         assert box.code("kept", language="r").text == "[1] 5"
+
+
+class TestDeno:
+    @pytest.fixture(autouse=True)
+    def there_is_deno(self) -> None:
+        if shutil.which("deno", path="/usr/local/bin:/usr/bin") is None:
+            pytest.skip("capability: pip install deno")
+
+    def test_values_output_and_errors(self, box: Sandbox) -> None:
+        assert box.code("const x: number = 5; enum E { A = 1 }; x + E.A", language="deno").text == "6"
+        assert box.code("import { join } from 'node:path'; join('a', `${x}`)", language="deno").text == "'a/5'"
+        result = box.code("console.log('Hello'); console.error('told'); await Promise.resolve()", language="deno")
+        assert (result.stdout, result.stderr, result.text) == ("Hello\n", "told\n", None)
+        wrong = {"let y: = 4": "SyntaxError", "missing()": "ReferenceError", "Deno.exit(3)": "SystemExit"}
+        for cell, name in wrong.items():
+            error = box.code(cell, language="deno").error
+            assert error is not None
+            assert error.name == name
+        assert box.code("x", language="deno").text == "5"
+
+    def test_variables_for_one_cell(self, box: Sandbox) -> None:
+        asked = "Deno.env.get('FOO') ?? Deno.env.get('GIVEN')"
+        assert box.code(asked, language="deno", env={"FOO": "x y"}).text == "'x y'"
+        assert box.code(asked, language="deno").text == "'by the sandbox'"
+
+    def test_it_can_be_interrupted(self, box: Sandbox) -> None:
+        box.code("const kept = 5", language="deno")
+        result = box.code("await new Promise((done) => setTimeout(done, 60000))", language="deno", timeout=0.5)
+        assert (result.timed_out, result.restarted) == (True, False)
+        assert box.code("kept", language="deno").text == "5"
 
 
 def test_a_language_that_is_not_there_is_told(box: Sandbox) -> None:

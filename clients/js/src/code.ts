@@ -11,7 +11,7 @@ export type RichResult = CodeResult["results"][number];
 export type CodeContext = Schemas["CodeContext"];
 
 export interface CodeOptions {
-  /** "python" (the default), "node", "typescript", "shell", "r" or "java". */
+  /** "python" (the default), "node", "typescript", "shell", "r", "java" or "deno". */
   language?: string;
   /** Another than the language's own. */
   context?: string;

@@ -2038,7 +2038,7 @@ export interface components {
             };
             /**
              * Language
-             * @description python (if nothing is said), node, typescript, shell, r, java
+             * @description python (if nothing is said), node, typescript, shell, r, java, deno
              */
             language?: string | null;
             /**
@@ -2188,6 +2188,7 @@ export interface components {
              * @example shell
              * @example r
              * @example java
+             * @example deno
              */
             language?: string;
             /**

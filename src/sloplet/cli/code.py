@@ -52,7 +52,7 @@ _LANGUAGES = {
 @click.option(
     "--language",
     metavar="NAME",
-    help="python, node, typescript, shell, r or java. [default: by FILE's name, else python]",
+    help="python, node, typescript, shell, r, java or deno. [default: by FILE's name, else python]",
 )
 @click.option("--context", metavar="NAME", help="Another context than the language's own.")
 @click.option("--timeout", metavar="TIME", help="Interrupt it after that long, for example 30 or 5m (exit code 124).")

@@ -11,7 +11,7 @@ from ..files import AsyncFiles
 from ..process import DEFAULT_MAX_OUTPUT, Output
 from ..spec import SandboxSpec, parse_duration
 from . import languages
-from .cell import Kernel, OnResult, Running, Unfinished, Wishes, attach_request, new_cell
+from .cell import EndedBefore, Kernel, OnResult, Running, Unfinished, Wishes, attach_request, new_cell
 from .contexts import AsyncContexts
 from .registry import Registry
 from .results import CodeContext, CodeFailure, CodeResult
@@ -48,11 +48,11 @@ class AsyncCode:
     ) -> CodeResult:
         """Run a cell of code where variables stay: ``code("x = 1")``, then ``code("x + 1").text`` is ``"2"``.
 
-        ``language`` is "python" (the default), "node", "typescript", "shell", "r" or "java"; each has a context of its
-        own, and ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the context
-        is started anew (``restarted``). The callbacks get output and results as they come. Code that raises is a result
-        with ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew. ``env`` has
-        variables for this cell alone: what was there before comes back.
+        ``language`` is "python" (the default), "node", "typescript", "shell", "r", "java" or "deno"; each has a context
+        of its own, and ``context`` names another one. ``timeout`` interrupts the cell; only if that does not help the
+        context is started anew (``restarted``). The callbacks get output and results as they come. Code that raises is
+        a result with ``error``; a context that has ended is a KernelError, until ``restart=True`` starts it anew.
+        ``env`` has variables for this cell alone: what was there before comes back.
         """
         name = context.name if isinstance(context, CodeContext) else context
         limit = None if timeout is None else parse_duration(timeout, "timeout")
@@ -71,6 +71,11 @@ class AsyncCode:
         except ProcessNotFound:  # it was rolled back, or ended and was forgotten: what is there now?
             self._kernels.forget(kernel.name)
             return await self._cell(await self._kernels.kernel(spoken, name, restart=restart), code, wishes)
+        except EndedBefore as error:
+            self._kernels.forget(kernel.name)
+            if not restart:
+                raise KernelError(error.message, hint=error.hint) from None
+            return await self._cell(await self._kernels.kernel(spoken, name, restart=True), code, wishes)
         except Unfinished as error:
             try:
                 await self.contexts.restart(kernel.name)

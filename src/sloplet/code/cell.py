@@ -66,6 +66,10 @@ class Unfinished(Exception):
         self.partial = partial
 
 
+class EndedBefore(KernelError):
+    """The kernel had ended before it began with the cell: nothing of it has run."""
+
+
 @dataclass
 class Wishes:
     """What a caller wants of a cell."""
@@ -268,7 +272,9 @@ class Running:
         while not reader.ended:
             piece = await self._stream.recv()
             if piece is None:
-                raise ended(self._kernel, await self._stream.result(), last)
+                error = ended(self._kernel, await self._stream.result(), last)
+                worked = self._kernel.early or self._kernel.begun
+                raise EndedBefore(error.message, hint=error.hint) if worked and self._collector.began is None else error
             if piece.channel == Channel.ERR:
                 last = (last + piece.data)[-2000:]
             waiting = self._collector.began is None

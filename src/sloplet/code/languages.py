@@ -26,7 +26,7 @@ ALIASES = {
     "javascript": "node", "js": "node", "ts": "typescript", "bash": "shell", "sh": "shell", "python3": "python",
     "py": "python",
 }  # fmt: skip
-LANGUAGES = ("python", "node", "typescript", "shell", "r", "java")
+LANGUAGES = ("python", "node", "typescript", "shell", "r", "java", "deno")
 #: Their kernels have no JSON, so their requests are words: x and hexadecimal digits.
 _WORDS = ("r", "java")
 #: They read a request when the one before has ended: one that waits cannot be taken back.
@@ -61,6 +61,20 @@ _NODE = """\
 """
 #: Children must not read the kernel's requests, and Node cannot move descriptors.
 _START_NODE = 'exec node --no-warnings -e "$0" -- "$@" 3<&0 </dev/null'
+_DENO = """\
+// Sloplet's Deno kernel: the rest of it comes on descriptor 3
+import { createRequire } from 'node:module';
+const require = createRequire(Deno.cwd() + '/'), fs = require('fs');
+const requests = fs.openSync('/proc/self/fd/3', 'r'), text = Buffer.alloc(Number(Deno.args[0]));
+for (let at = 0; at < text.length; ) {
+  const n = fs.readSync(requests, text, at, text.length - at);
+  if (!n) throw new Error('the kernel did not arrive');
+  at += n;
+}
+const kernel = require('vm').runInThisContext(text.toString(), {filename: 'sloplet kernel'});
+kernel(require, Deno.args[1], (name) => import(name), 'deno', requests);
+"""
+_START_DENO = 'export NO_COLOR=1 DENO_NO_UPDATE_CHECK=1; exec deno eval --quiet "$0" -- "$@" 3<&0 </dev/null'
 #: R reads files by large pieces, pipes of its own by bytes; an interrupt is not for what feeds it.
 _R = """\
 # Sloplet's R kernel: the rest of it comes on descriptor 3
@@ -118,6 +132,9 @@ def launch(language: str, key: str, python: str | None = None) -> Launch:
     if language in ("node", "typescript"):
         source = _source("kernel.js")
         return Launch(("/bin/sh", "-c", _START_NODE, _NODE, str(len(source)), key, language), source)
+    if language == "deno":
+        source = _source("kernel.js")
+        return Launch(("/bin/sh", "-c", _START_DENO, _DENO, str(len(source)), key), source)
     if language == "r":
         source = _source("kernel.r")
         return Launch(("/bin/sh", "-c", _START_R, _R, str(len(source)), key), source)

@@ -1,9 +1,9 @@
 // The Node kernel: runs code cells, one after another, in one global scope. The protocol is kernel.py's. With the language
-// "typescript" cells lose their types first, by the compiler that is installed.
+// "typescript" cells lose their types first, by the compiler that is installed; with "deno" it is Deno that runs all of it.
 //
-// Runs INSIDE a sandbox, under whatever Node (14 or newer) is there, without packages. Cells are evaluated as V8's REPL
+// Runs INSIDE a sandbox, under whatever Node (14 or newer) or Deno is there, without packages. Cells are evaluated as V8's REPL
 // mode does it, through the inspector of this process: top-level await works, and let and const may be declared again.
-(function (require, key, load, language) {
+(function (require, key, load, language, requests) {
   'use strict';
   const fs = require('fs');
   const net = require('net');
@@ -195,8 +195,23 @@
     };
   }
 
+  // Deno's own: what is only stripped keeps its imports; what must be written anew (an enum) would lose those not used.
+  function byDeno(source) {
+    const { stripTypeScriptTypes } = require('module');
+    try {
+      return stripTypeScriptTypes(source);
+    } catch (error) {
+      try {
+        return stripTypeScriptTypes(withoutStaticImports(source), { mode: 'transform' });
+      } catch (problem) {
+        throw broken('SyntaxError', String(problem.message).replace(/^SyntaxError: /, ''));
+      }
+    }
+  }
+
   function withoutTypes(source) {
     if (strip) return strip(source);
+    if (language === 'deno') { strip = byDeno; return strip(source); }
     const homes = [process.cwd(), '/usr/local/lib', '/usr/lib', path.join(path.dirname(process.execPath), '../lib')];
     for (const name of ['typescript', '/usr/share/nodejs/typescript']) {
       try {
@@ -214,7 +229,7 @@
 
   // { a: 1 } is meant as an object, not as a block with a label.
   function prepared(source) {
-    const typed = language === 'typescript';
+    const typed = language !== 'node';
     if (/^\s*\{[^]*\}\s*$/.test(source)) {
       try {
         const whole = typed ? withoutTypes(`(${source}\n)`) : `(${source}\n)`;
@@ -317,18 +332,23 @@
   globalThis.display = (...values) => { for (const value of values) publish(bundle(value), 'shown'); };
   globalThis.require = require('module').createRequire(process.cwd() + '/');
   globalThis.module = { exports: {} };
-  globalThis[Symbol.for('sloplet.import')] = (name) => load(String(name).replace(/^npm:/, ''));
-  process.exit = (code) => {
-    const error = new Error(`process.exit(${code === undefined ? '' : code}) was called`);
+  const named = language === 'deno' ? String : (name) => String(name).replace(/^npm:/, '');
+  globalThis[Symbol.for('sloplet.import')] = (name) => load(named(name));
+  const exits = (called) => (code) => {
+    const error = new Error(`${called}(${code === undefined ? '' : code}) was called`);
     error.name = 'SystemExit';
     throw error;
   };
+  process.exit = exits('process.exit');
+  let leave = process.reallyExit;
+  if (language === 'deno') { leave = globalThis.Deno.exit; globalThis.Deno.exit = exits('Deno.exit'); }
   process.on('SIGINT', () => { if (interrupt) interrupt(); });
   const later = (what) => (error) => write(2, `${what} ${(error && error.stack) || util.inspect(error)}\n`);
   process.on('uncaughtException', later('Uncaught'));
   process.on('unhandledRejection', later('Unhandled rejection:'));
-  const input = new net.Socket({ fd: 3, readable: true, writable: false });
+  const input = requests === undefined ? new net.Socket({ fd: 3, readable: true, writable: false })
+    : fs.createReadStream('', { fd: requests, autoClose: false }); // Deno's descriptors are its own
   input.setEncoding('utf8');
   input.on('data', take);
-  input.on('end', () => process.reallyExit(0));
+  input.on('end', () => leave(0));
 })

@@ -1,4 +1,4 @@
-"""sloplet/code-all: sloplet/code with the languages that are large: R and Java."""
+"""sloplet/code-all: sloplet/code with the languages that are large: R, Java and Deno."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ def image() -> Image:
         Image("sloplet/code")
         .user("root")
         .apt("r-base-core", "openjdk-17-jdk-headless")
+        .pip("deno")
         .label({"org.opencontainers.image.title": "sloplet/code-all"})
         .user("agent")
     )

@@ -89,6 +89,10 @@ def test_languages(box: Sandbox) -> None:
     assert box.run_code("kept", language="js").text == "3"
     assert box.run_code("const m: string = 'typed'; console.log(m)", language="ts").logs.stdout == ["typed\n"]
     assert box.run_code("cd /; pwd", language="bash").logs.stdout == ["/\n"]
+    typed = box.run_code("enum E { A = 5 }; const n: number = E.A; `${Deno.env.get('OF')} ${n}`", language="deno")
+    assert typed.text == "sandbox 5"
+    assert box.run_code("Deno.env.get('CELL') ?? Deno.cwd()", language="deno").text == "/home/user"
+    assert box.run_code("Deno.env.get('CELL')", language="deno", envs={"CELL": "1"}).text == "1"
 
 
 def test_contexts(box: Sandbox) -> None:
@@ -110,6 +114,12 @@ def test_a_cell_that_takes_too_long_is_interrupted(box: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         box.run_code("import time; time.sleep(1000)", timeout=1)
     assert box.run_code("kept", timeout=20).text == "yes"
+
+
+def test_the_start_command_of_e2bs_own_template(box: Sandbox) -> None:
+    box.commands.run("sudo /root/.jupyter/start-up.sh", background=True)
+    asked = "curl -s --retry 20 --retry-connrefused --retry-delay 1 http://localhost:49999/health"
+    assert box.commands.run(asked).stdout == '"OK"'
 
 
 @pytest.mark.asyncio

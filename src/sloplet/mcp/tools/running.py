@@ -139,7 +139,7 @@ def denials(reasons: list[str]) -> list[str]:
 
 class CodeArguments(BoxArguments):
     code: Annotated[str, Field(max_length=MAX_CODE)]
-    language: Literal["python", "node", "typescript", "shell", "r", "java"] = "python"
+    language: Literal["python", "node", "typescript", "shell", "r", "java", "deno"] = "python"
     context: Annotated[
         str | None,
         Field(max_length=63, description="A kernel of its own name, with variables of its own; made when first used."),

@@ -14,7 +14,7 @@ from .... import recipes
 from ....build.events import BuildEvent
 from ....errors import ImageNotFound, SlopletError, SnapshotNotFound
 from ....images import adopting
-from ....images.store import ImageStore
+from ....images.store import ImageStore, StoredImage
 from ...caller import Caller
 from ...keys import MAIN
 from ...logs import log
@@ -142,7 +142,9 @@ class Standard:
         try:
             try:
                 found = await controller.find_snapshot(recipes.template_name(image))
-                usable = found.role == "template" and found.spec.image == image and found.kind == "live"
+                here = await asyncio.to_thread(_find, caller.tenant.home, image)
+                fits = found.role == "template" and found.spec.image == image and found.kind == "live"
+                usable = fits and here is not None and here.created_at <= found.created_at  # else it is of an older one
             except SnapshotNotFound:
                 usable = False
             if not usable:
@@ -152,12 +154,11 @@ class Standard:
             log.warning("%s could not be warmed up: %s", image, error)
 
 
-def _find(home: Home, image: str) -> bool:
+def _find(home: Home, image: str) -> StoredImage | None:
     store = ImageStore(home.open())
     try:
-        adopting.find(store, image)
-        return True
+        return adopting.find(store, image)
     except ImageNotFound:
-        return False
+        return None
     finally:
         store.close()
