@@ -50,6 +50,7 @@ def with_e2b(home: Home, settings: ServeSettings, options: dict[str, Any]) -> Se
         raise SpecError("--e2b-port needs --e2b")
     e2b = E2BSettings(engine=options["e2b_engine"] or "", pool=options["e2b_pool"] or 0, prepare=options["e2b_prepare"])
     if options["e2b"]:
+        e2b = replace(e2b, pages=True)
         if settings.tls and options["e2b_port"] is not None:
             raise SpecError("--e2b-port is for a server without TLS", hint="this one's own port speaks it already")
         if settings.authority:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...controller import SandboxInfo
 from ...errors import SandboxNotFound, SlopletError
+from .. import cors
 from ..e2b.settings import domain_of
 from ..problems import MEDIA_TYPE, title_of
 from . import parts
@@ -247,6 +248,13 @@ async def _redirect(send: Send, target: bytes, token: str, *, secure: bool) -> N
 async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) -> None:
     """A small page; a problem document for who asks for JSON."""
     accept = b",".join(parts.values(scope["headers"], b"accept")).lower()
+    asked = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if refusal.document is not None and cors.is_preflight(scope.get("method", ""), asked):
+        # E2B's pages are to learn why; what they ask for then is refused, and says so.
+        allowed = [*cors.allowed(cors.ANYONE, asked), *cors.answered(cors.ANYONE)]
+        await send({"type": "http.response.start", "status": 204, "headers": allowed})
+        await send({"type": "http.response.body", "body": b""})
+        return
     if refusal.document is not None and refusal.title and _is_browser(scope["headers"]):
         kind, body = b"text/html; charset=utf-8", _PAGE.format(title=refusal.title, text=refusal.message).encode()
     elif refusal.document is not None:
@@ -266,6 +274,8 @@ async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) 
     ]  # fmt: skip
     if refusal.status == 503:
         headers.append((b"retry-after", b"2"))
+    if refusal.document is not None:
+        headers += cors.answered(cors.ANYONE)
     kind_of = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
     await send({"type": f"{kind_of}.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind_of}.body", "body": body})
