@@ -76,12 +76,12 @@ def told(server: ServerState, key: str | None) -> dict[str, dict[str, str]]:
     domain = {"E2B_DOMAIN": facade.domain(urlsplit(server.url).netloc)}
     if facade.settings.bundle:
         domain |= {"SSL_CERT_FILE": facade.settings.bundle, "NODE_EXTRA_CA_CERTS": facade.settings.authority}
-        if server.url.startswith("https:"):
-            url |= {name: domain[name] for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")}
     if _unknown(domain["E2B_DOMAIN"]):
         domain["NODE_OPTIONS"] = f"--require={_shim(server)}"
     if not (server.url.startswith("https:") or facade.tls_port):
         return {"url": {**url, **own}}
+    # Hosts of servers inside (get_host) are the same both ways.
+    url |= {name: value for name, value in domain.items() if name != "E2B_DOMAIN"}
     return {"url": {**url, **own}, "domain": {**domain, **own}}
 
 
