@@ -208,10 +208,15 @@ def test_a_port_that_is_closed(box: Box) -> None:
     assert answer.status_code == 502
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"sandboxId": box.id, "message": CLOSED, "port": 3000, "code": 502}
-    page = box.visit(3000, headers={"User-Agent": BROWSER})
-    assert page.status_code == 502
-    assert "<title>Closed Port Error</title>" in page.text
-    assert page.headers["content-type"].startswith("text/html")
+    opened = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "none", "Accept": "text/html,*/*"}
+    for more in ({}, opened, {"Sec-Fetch-Mode": "cors"}):  # the last: Node's fetch, which may call itself a browser
+        page = box.visit(3000, headers={"User-Agent": BROWSER, **more})
+        assert page.status_code == 502
+        assert "<title>Closed Port Error</title>" in page.text
+        assert page.headers["content-type"].startswith("text/html")
+    for more in (PAGE, {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-site"}, {"Accept": "application/json"}):
+        script = box.visit(3000, headers={"User-Agent": BROWSER, **more})  # scripts of pages read documents
+        assert script.json()["message"] == CLOSED
 
 
 def test_a_server_that_has_just_been_started_is_waited_for(server: E2BServer) -> None:

@@ -27,9 +27,8 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
 
 def answered(origin: bytes) -> Headers:
     """Headers of an answer that a page of that origin may read."""
-    return [
-        (b"access-control-allow-origin", origin), (b"vary", b"origin"), (b"access-control-expose-headers", _READ),
-    ]  # fmt: skip
+    said = [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _READ)]
+    return said if origin == ANYONE else [*said, (b"vary", b"origin")]
 
 
 def allowed(origin: bytes, headers: Mapping[str, str]) -> Headers:

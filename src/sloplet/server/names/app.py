@@ -255,7 +255,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) 
         await send({"type": "http.response.start", "status": 204, "headers": allowed})
         await send({"type": "http.response.body", "body": b""})
         return
-    if refusal.document is not None and refusal.title and _is_browser(scope["headers"]):
+    if refusal.document is not None and refusal.title and _wants_page(scope["headers"]):
         kind, body = b"text/html; charset=utf-8", _PAGE.format(title=refusal.title, text=refusal.message).encode()
     elif refusal.document is not None:
         kind, body = b"application/json", json.dumps(refusal.document).encode()
@@ -281,5 +281,13 @@ async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) 
     await send({"type": f"{kind_of}.body", "body": body})
 
 
-def _is_browser(headers: Headers) -> bool:
+def _wants_page(headers: Headers) -> bool:
+    """Whether a person opens the address. A page's script has its browser's name, too: it is known by what browsers
+    alone say of it (Node's fetch sends a Sec-Fetch-Mode, and nothing more), and wants a document."""
+    accept = b",".join(parts.values(headers, b"accept")).lower()
+    if b"application/json" in accept and b"text/html" not in accept:
+        return False
+    opened = b"navigate" in parts.values(headers, b"sec-fetch-mode") or not parts.values(headers, b"sec-fetch-site")
+    if not opened or parts.values(headers, b"origin") or parts.values(headers, b"x-requested-with"):
+        return False
     return any(_BROWSER.search(value) for value in parts.values(headers, b"user-agent"))
