@@ -208,10 +208,15 @@ def test_a_port_that_is_closed(box: Box) -> None:
     assert answer.status_code == 502
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"sandboxId": box.id, "message": CLOSED, "port": 3000, "code": 502}
-    page = box.visit(3000, headers={"User-Agent": BROWSER})
-    assert page.status_code == 502
-    assert "<title>Closed Port Error</title>" in page.text
-    assert page.headers["content-type"].startswith("text/html")
+    opened = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "none", "Accept": "text/html,*/*"}
+    for more in ({}, opened, {"Sec-Fetch-Mode": "cors"}):  # the last: Node's fetch, which may call itself a browser
+        page = box.visit(3000, headers={"User-Agent": BROWSER, **more})
+        assert page.status_code == 502
+        assert "<title>Closed Port Error</title>" in page.text
+        assert page.headers["content-type"].startswith("text/html")
+    for more in (PAGE, {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-site"}, {"Accept": "application/json"}):
+        script = box.visit(3000, headers={"User-Agent": BROWSER, **more})  # scripts of pages read documents
+        assert script.json()["message"] == CLOSED
 
 
 def test_a_server_that_has_just_been_started_is_waited_for(server: E2BServer) -> None:
@@ -326,6 +331,8 @@ def test_a_visitor_wakes_one_that_wakes_for_visitors(server: E2BServer) -> None:
     found.serve(8000)
     assert found.reached(8000).status_code == 200
     assert found.api("POST", "/sandboxes/ID/pause", {}).status_code == 204
+    assert found.visit(49983, "/health").status_code == 502  # who asks whether it runs does not wake it
+    assert found.visit(49999, "/health").status_code == 502
     assert found.api("GET", "/sandboxes/ID").json()["state"] == "paused"
     began = time.monotonic()
     assert found.visit(8000).status_code == 200
@@ -366,6 +373,63 @@ def test_one_that_is_gone(server: E2BServer) -> None:
     assert other.visit(3000).json()["message"] == GONE
     never = visit(server, f"49983-zzzzzzzzzzzz.{domain(server)}", "/health", "GET")
     assert never.json()["message"] == GONE
+
+
+# -- web pages ------------------------------------------------------------------------
+
+PAGE = {"Origin": "https://page.example.org"}
+ASKS = {**PAGE, "Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "x-api-key, lang"}
+
+
+def is_open(answer: httpx.Response, status: int) -> bool:
+    """Whether a page may read that answer; never with cookies."""
+    said = answer.headers
+    return (
+        answer.status_code == status
+        and said.get("access-control-allow-origin") == "*"
+        and "access-control-allow-credentials" not in said
+    )
+
+
+def test_pages_of_any_origin_call_with_a_key_or_a_token(server: E2BServer) -> None:
+    found = make(server)
+    key = {"X-API-Key": to_e2b(server.keys["container"])}
+    token = {"X-Access-Token": found.told["envdAccessToken"]}
+    by_header = {**ASKS, "Access-Control-Request-Headers": "e2b-sandbox-id,x-access-token"}
+    named = {**token, "E2b-Sandbox-Id": found.id}
+    with httpx.Client(base_url=server.served.url, headers=PAGE, timeout=60, trust_env=False) as page:
+        asked = page.options("/v2/sandboxes", headers=ASKS)
+        assert is_open(asked, 204)
+        assert asked.headers["access-control-allow-headers"] == ASKS["Access-Control-Request-Headers"]
+        listed = page.get("/v2/sandboxes", headers=key)
+        assert is_open(listed, 200)
+        assert "x-next-token" in listed.headers["access-control-expose-headers"]
+        assert is_open(page.get("/v2/sandboxes"), 401)
+        assert is_open(page.options("/files?path=/etc/hostname", headers=by_header), 204)
+        assert is_open(page.get("/files?path=/etc/hostname", headers=named), 200)
+        assert is_open(page.get("/files?path=/etc/hostname", headers={"E2b-Sandbox-Id": found.id}), 401)
+        for headers in (ASKS, key):  # and nothing else of this server
+            assert page.request("OPTIONS" if headers is ASKS else "GET", "/v1/me", headers=headers).status_code == 403
+        assert page.get("/v1/me", headers={**key, **named}).status_code == 404
+    assert is_open(found.visit(49983, "/health", "OPTIONS", headers=ASKS), 204)
+    assert is_open(found.visit(49983, "/health", headers=PAGE), 204)
+    found.api("DELETE", "/sandboxes/ID")
+    assert is_open(found.visit(49983, "/health", "OPTIONS", headers=ASKS), 204)
+    assert is_open(found.visit(49983, "/health", headers=PAGE), 502)
+
+
+def test_pages_learn_why_nobody_answers(server: E2BServer) -> None:
+    """Servers inside say themselves which pages may call them."""
+    found = make(server, network={"allowPublicTraffic": False})
+    found.serve(8000)
+    token = {"e2b-traffic-access-token": found.traffic}
+    assert found.reached(8000, headers=token).status_code == 200
+    assert is_open(found.visit(8000, headers=PAGE), 403)
+    assert is_open(found.visit(8000, method="OPTIONS", headers=ASKS), 204)  # it cannot show the token
+    assert "access-control-allow-origin" not in found.visit(8000, headers={**PAGE, **token}).headers
+    assert is_open(found.visit(3000, headers={**PAGE, **token}), 502)
+    found.api("DELETE", "/sandboxes/ID")
+    assert is_open(found.visit(8000, headers=PAGE), 502)
 
 
 # -- ended in the middle --------------------------------------------------------------

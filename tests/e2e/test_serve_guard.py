@@ -207,10 +207,16 @@ def test_web_pages_of_others(server: Served, origin: str) -> None:
             server.url.replace("http", "ws") + "/v1/wire", origin=Origin(origin), additional_headers=headers
         ).close()
     assert refused.value.response.status_code == 403
-    asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    answer = exchange(server.url, request("/v1/sandboxes", "OPTIONS", asks))
-    assert answer.status == 403
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "e2b-sandbox-id",
+    }
+    for path in ("/v1/sandboxes", "/v2/sandboxes"):  # E2B's, too: only `serve --e2b` is for every page
+        answer = exchange(server.url, request(path, "OPTIONS", asks))
+        assert answer.status == 403
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert exchange(server.url, request("/v2/sandboxes", headers={"Origin": origin}, key=server.key)).status == 403
 
 
 def test_web_pages_that_the_operator_allowed(server: Served) -> None:

@@ -76,6 +76,7 @@ def with_e2b(home: Home, settings: ServeSettings, options: dict[str, Any]) -> Se
         raise SpecError("--e2b-port needs --e2b")
     e2b = E2BSettings(engine=options["e2b_engine"] or "", pool=options["e2b_pool"] or 0, prepare=options["e2b_prepare"])
     if options["e2b"]:
+        e2b = replace(e2b, pages=True)
         if settings.tls and options["e2b_port"] is not None:
             raise SpecError("--e2b-port is for a server without TLS", hint="this one's own port speaks it already")
         if settings.authority:
@@ -101,13 +102,13 @@ def told(server: ServerState, key: str | None) -> dict[str, dict[str, str]]:
     domain = {"E2B_DOMAIN": facade.domain(urlsplit(server.url).netloc)}
     if facade.settings.bundle:
         domain |= {"SSL_CERT_FILE": facade.settings.bundle, "NODE_EXTRA_CA_CERTS": facade.settings.authority}
-        if server.url.startswith("https:"):
-            url |= {name: domain[name] for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")}
     if _unknown(domain["E2B_DOMAIN"]):
         domain["NODE_OPTIONS"] = f"--require={_written(server, 'localhost.cjs', _SHIM)}"
         domain["PYTHONPATH"] = str(_written(server, "python/sitecustomize.py", _PYTHON_SHIM).parent)
     if not (server.url.startswith("https:") or facade.tls_port):
         return {"url": {**url, **own}}
+    # Hosts of servers inside (get_host) are the same both ways.
+    url |= {name: value for name, value in domain.items() if name != "E2B_DOMAIN"}
     return {"url": {**url, **own}, "domain": {**domain, **own}}
 
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import KeyRefused, NotAllowed, RequestInvalid, ServerBusy, ServerError, SlopletError
-from . import incoming
+from . import cors, incoming
 from .audit import REFUSED, first_word
 from .caller import BODY_KEY, SCOPE_KEY, Caller
 from .e2b.answers import SPEAKING, STRANGER, Speaker, Told
@@ -39,7 +39,6 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 ERROR_KEY = "sloplet.error"  #: in the scope: the class of the error that is answered
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # not in the audit log: asked all the time, by machines
 _STREAMS = (b"text/event-stream", b"application/connect+json", b"application/x-ndjson")
-_EXPOSED = b"sloplet-request-id, retry-after, etag, content-range, idempotent-replayed"
 
 
 class Guard:
@@ -70,10 +69,13 @@ class Guard:
                 await self._server.names(scope, receive, send)
                 return
             if (origin := headers.get("origin")) is not None:
-                self._check_origin(origin)
-                passing.origin = origin.encode("latin-1")
-                if scope.get("method") == "OPTIONS" and "access-control-request-method" in headers:
-                    await passing.preflight()
+                if facade is not None and facade.welcomes(place, scope, headers):
+                    passing.origin = cors.ANYONE
+                else:
+                    self._check_origin(origin)
+                    passing.origin = origin.encode("latin-1")
+                if cors.is_preflight(scope.get("method", ""), headers):
+                    await passing.preflight(headers)
                     return
             app = self._app
             if place is not None and place.port not in OWN_PORTS:
@@ -296,10 +298,7 @@ class Passing:
         if b"cache-control" not in names:
             headers.append((b"cache-control", b"no-store"))
         if self.origin is not None:
-            headers += [
-                (b"access-control-allow-origin", self.origin), (b"vary", b"origin"),
-                (b"access-control-expose-headers", _EXPOSED),
-            ]  # fmt: skip
+            headers += cors.answered(self.origin)
         if names.get(b"content-type", b"").startswith(_STREAMS):
             if self.ticket is not None:
                 self.ticket.streams()
@@ -349,16 +348,10 @@ class Passing:
             verdict="refused" if status in REFUSED else "allowed", detail=self.facts.get("detail", ""),
         )  # fmt: skip
 
-    async def preflight(self) -> None:
-        """A page of an origin that the operator allowed asks what it may send."""
-        headers = [
-            (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, if-match, if-none-match, "
-             b"last-event-id, mcp-protocol-version, mcp-session-id, range, sloplet-client, sloplet-lease, "
-             b"sloplet-tenant, x-api-key"),
-            (b"access-control-max-age", b"600"), (b"content-length", b"0"),
-        ]  # fmt: skip
-        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
+    async def preflight(self, headers: dict[str, str]) -> None:
+        """A page that may call asks what it may send."""
+        allowed = cors.allowed(self.origin or b"", headers)
+        await self.send({"type": "http.response.start", "status": 204, "headers": allowed})
         await self.send({"type": "http.response.body", "body": b""})
 
     async def refuse(self, error: SlopletError) -> None:

@@ -62,9 +62,9 @@ class Call:
             raise refused(401, "invalid authorization header", code="unauthenticated") from None
         return name or None
 
-    async def open(self, fields: Fields) -> Stream:
+    async def open(self, fields: Fields, *, wake: bool = True) -> Stream:
         """An operation of the wire. Gone where nobody answers, and it may not be woken."""
-        return await self.tenant.controller.open(self.record.sandbox, fields, wake=self.record.auto_resume)
+        return await self.tenant.controller.open(self.record.sandbox, fields, wake=wake and self.record.auto_resume)
 
     def gone(self, error: SlopletError) -> SlopletError:
         """What E2B's clients are told of a sandbox that is not there any more; other errors as they are."""

@@ -38,6 +38,7 @@ from .templates import STANDARD, Files, Templates
 from .tokens import Tokens
 from .volumecontent import VolumeContent
 from .volumes import Volumes
+from .young import Young
 
 if TYPE_CHECKING:
     from ..state import ServerState
@@ -60,6 +61,7 @@ class Facade:
         self.tokens = Tokens(server.home)
         self.records = Records(server.home)
         self.accounts = Accounts()
+        self.young = Young()
         self.secrets = Secrets(self)
         self.networks = Networks(self)
         self.volumes = Volumes(self)
@@ -121,6 +123,17 @@ class Facade:
         await self.volumes.aclose()
         self.secrets.close()
         await self.records.aclose()
+
+    def welcomes(self, place: Place | None, scope: Scope, headers: dict[str, str]) -> bool:
+        """Whether this is for E2B's API or a sandbox's data plane, and web pages of any origin may ask for it: they
+        need a key or a token as everybody. A browser that asks beforehand names the headers that a request will have;
+        what has none of them when it comes is not for us, and refused."""
+        if not self.settings.pages:
+            return False
+        if place is not None or self.owns(scope):
+            return True
+        named = headers.get("access-control-request-headers", "").casefold()
+        return "e2b-sandbox-id" in (name.strip() for name in named.split(","))
 
     # -- the control plane -------------------------------------------------------------
 
@@ -235,7 +248,7 @@ class Facade:
         caller: Caller = scope[SCOPE_KEY]
         scope["path_params"] = {"box": record.sandbox}
         try:
-            if record.auto_resume:
+            if record.auto_resume and scope["path"] != "/health":  # who asks whether it runs does not want it to
                 await self.visited(record, caller)
             call = Call(self, record, caller.tenant, scope, receive, send, headers, _query(scope))
             if place.port == ENVD_PORT:

@@ -195,8 +195,9 @@ async def answer(call: Call, body: bytes, status: int = 200, kind: str = "applic
 
 
 async def answers(call: Call) -> None:
-    """Raises why it does not: one that is on its way out does not. Nobody is woken, but who wakes for everybody."""
-    stream = await call.open(request(Op.METRICS))
+    """Raises why it does not: one that is on its way out does not. Nobody is woken: clients ask this when a stream has
+    ended, as it does when a sandbox goes to sleep."""
+    stream = await call.open(request(Op.METRICS), wake=False)
     try:
         await stream.result()
     finally:

@@ -70,7 +70,9 @@ class Processes:
                 started = await stream.started()
             except SlopletError as error:
                 raise _not_started(call, error, argv, cwd) from None
+            grown = call.facade.young.began(call.record.sandbox)
             await self._follow(call, out, stream, started, pty=size is not None)
+            grown()
         finally:
             stream.reset()
 

@@ -231,6 +231,8 @@ class Sandboxes:
             raise refused(409, f"Sandbox '{info.id}' is already paused")
         memory = optional(asked.body, "memory", bool, True)
         controller = asked.caller.tenant.controller
+        if memory:
+            await self._facade.young.settled(info.id)
         with self._living(info.id):
             await controller.pause(info.id, memory=memory)
             await controller.set_ttl(info.id, None)

@@ -16,6 +16,7 @@ class E2BSettings:
     certificate: str = ""  #: for that one: PEM, with its key
     authority: str = ""  #: whose certificate that, or the server's own, is
     bundle: str = ""  #: this authority and the system's, in one file
+    pages: bool = False  #: web pages of any origin may call, as they may call E2B's own servers
 
 
 def domain_of(domain: str) -> str:

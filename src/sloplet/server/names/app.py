@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...controller import SandboxInfo
 from ...errors import SandboxNotFound, SlopletError
+from .. import cors
 from ..e2b.settings import domain_of
 from ..problems import MEDIA_TYPE, title_of
 from . import parts
@@ -247,7 +248,14 @@ async def _redirect(send: Send, target: bytes, token: str, *, secure: bool) -> N
 async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) -> None:
     """A small page; a problem document for who asks for JSON."""
     accept = b",".join(parts.values(scope["headers"], b"accept")).lower()
-    if refusal.document is not None and refusal.title and _is_browser(scope["headers"]):
+    asked = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if refusal.document is not None and cors.is_preflight(scope.get("method", ""), asked):
+        # E2B's pages are to learn why; what they ask for then is refused, and says so.
+        allowed = [*cors.allowed(cors.ANYONE, asked), *cors.answered(cors.ANYONE)]
+        await send({"type": "http.response.start", "status": 204, "headers": allowed})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    if refusal.document is not None and refusal.title and _wants_page(scope["headers"]):
         kind, body = b"text/html; charset=utf-8", _PAGE.format(title=refusal.title, text=refusal.message).encode()
     elif refusal.document is not None:
         kind, body = b"application/json", json.dumps(refusal.document).encode()
@@ -266,10 +274,20 @@ async def _answer(scope: Scope, receive: Receive, send: Send, refusal: Refusal) 
     ]  # fmt: skip
     if refusal.status == 503:
         headers.append((b"retry-after", b"2"))
+    if refusal.document is not None:
+        headers += cors.answered(cors.ANYONE)
     kind_of = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
     await send({"type": f"{kind_of}.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind_of}.body", "body": body})
 
 
-def _is_browser(headers: Headers) -> bool:
+def _wants_page(headers: Headers) -> bool:
+    """Whether a person opens the address. A page's script has its browser's name, too: it is known by what browsers
+    alone say of it (Node's fetch sends a Sec-Fetch-Mode, and nothing more), and wants a document."""
+    accept = b",".join(parts.values(headers, b"accept")).lower()
+    if b"application/json" in accept and b"text/html" not in accept:
+        return False
+    opened = b"navigate" in parts.values(headers, b"sec-fetch-mode") or not parts.values(headers, b"sec-fetch-site")
+    if not opened or parts.values(headers, b"origin") or parts.values(headers, b"x-requested-with"):
+        return False
     return any(_BROWSER.search(value) for value in parts.values(headers, b"user-agent"))
