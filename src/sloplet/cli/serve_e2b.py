@@ -73,15 +73,14 @@ def told(server: ServerState, key: str | None) -> dict[str, dict[str, str]]:
     own = {} if key is None else {"E2B_API_KEY": to_e2b(key)}
     url = dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"), server.url)
     domain = {"E2B_DOMAIN": facade.domain(urlsplit(server.url).netloc)}
+    both: dict[str, str] = {}  # by URL, too, get_host() is a name over TLS
     if facade.settings.bundle:
-        domain |= {"SSL_CERT_FILE": facade.settings.bundle, "NODE_EXTRA_CA_CERTS": facade.settings.authority}
-        if server.url.startswith("https:"):
-            url |= {name: domain[name] for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")}
+        both = {"SSL_CERT_FILE": facade.settings.bundle, "NODE_EXTRA_CA_CERTS": facade.settings.authority}
     if _unknown(domain["E2B_DOMAIN"]):
-        domain["NODE_OPTIONS"] = f"--require={_shim(server)}"
+        both["NODE_OPTIONS"] = f"--require={_shim(server)}"
     if not (server.url.startswith("https:") or facade.tls_port):
         return {"url": {**url, **own}}
-    return {"url": {**url, **own}, "domain": {**domain, **own}}
+    return {"url": {**url, **both, **own}, "domain": {**domain, **both, **own}}
 
 
 def tell(server: ServerState, key: str | None) -> None:
