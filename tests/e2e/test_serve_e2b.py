@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import ssl
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from server_kit import environment, served
+from sloplet.cli import serve_e2b
 from sloplet.cli.serve import serve, settings_of
 from sloplet.errors import ServerError, SpecError
 from sloplet.server import tls
@@ -94,10 +96,28 @@ def test_the_lines_can_be_copied(tmp_path: Path) -> None:
     assert names["E2B_API_URL"] == names["SLOPLET_URL"]
     assert names["E2B_DOMAIN"].startswith("sbx.localhost:")
     assert Path(names["SSL_CERT_FILE"]).is_file()
+    assert ("PYTHONPATH" in names) == ("NODE_OPTIONS" in names)
     assert [line for line in lines if line.startswith("#")] == [
         "# E2B's clients, by URL:", "# E2B's clients, by name and over TLS (instead of by URL):"
     ]  # fmt: skip
     assert b"localhost" in told
+
+
+def test_python_finds_names_below_localhost(tmp_path: Path) -> None:
+    """By a sitecustomize that hides no other one."""
+    for folder, text in (("ours", serve_e2b._SITE), ("theirs", "import builtins\nbuiltins.theirs = __name__\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sitecustomize.py").write_text(text)
+    program = """if True:
+        import asyncio, socket
+        for name in ("8000-abc.sbx.localhost", b"api.sbx.LOCALHOST.", "127.0.0.1"):
+            assert socket.getaddrinfo(name, 80, type=socket.SOCK_STREAM)[0][4] == ("127.0.0.1", 80)
+            assert asyncio.run(asyncio.wait_for(look(name), 5))[0][4] == ("127.0.0.1", 80)
+        assert theirs == "sitecustomize"
+    """
+    look = "async def look(name):\n    return await asyncio.get_running_loop().getaddrinfo(name, 80)\n"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'ours'}:{tmp_path / 'theirs'}"}
+    subprocess.run([sys.executable, "-c", look + program], env=env, check=True, timeout=60)
 
 
 def test_the_bundle_has_the_systems_authorities_and_ours_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,27 @@ function lookup(name, ...rest) {
 dns.lookup = Object.defineProperties(lookup, Object.getOwnPropertyDescriptors(asked));
 """
 
+#: So does Python's own library, by which programs visit what get_host() names. A sitecustomize that was there counts.
+_SITE = """\
+import importlib.machinery, importlib.util, os, socket, sys
+
+_asked = socket.getaddrinfo
+
+
+def getaddrinfo(host, *rest, **named):
+    text = host.decode("ascii", "replace") if isinstance(host, bytes) else host
+    own = isinstance(text, str) and text.rstrip(".").lower().endswith(".localhost")
+    return _asked("127.0.0.1" if own else host, *rest, **named)
+
+
+socket.getaddrinfo = getaddrinfo
+_here = os.path.dirname(os.path.abspath(__file__))
+_others = [path for path in sys.path if os.path.abspath(path) != _here]
+_next = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+if _next is not None and _next.loader is not None:
+    _next.loader.exec_module(importlib.util.module_from_spec(_next))
+"""
+
 
 def with_e2b(home: Home, settings: ServeSettings, options: dict[str, Any]) -> ServeSettings:
     """The settings, with what the ``--e2b`` options say. SpecError."""
@@ -77,7 +98,7 @@ def told(server: ServerState, key: str | None) -> dict[str, dict[str, str]]:
     if facade.settings.bundle:
         both = {"SSL_CERT_FILE": facade.settings.bundle, "NODE_EXTRA_CA_CERTS": facade.settings.authority}
     if _unknown(domain["E2B_DOMAIN"]):
-        both["NODE_OPTIONS"] = f"--require={_shim(server)}"
+        both |= _shims(server)
     if not (server.url.startswith("https:") or facade.tls_port):
         return {"url": {**url, **own}}
     return {"url": {**url, **both, **own}, "domain": {**domain, **both, **own}}
@@ -90,7 +111,8 @@ def tell(server: ServerState, key: str | None) -> None:
     for way, names in ways.items():
         click.echo(texts[way])
         for name, value in names.items():
-            click.echo(f"export {name}={shlex.quote(value)}")
+            more = '"${PYTHONPATH:+:$PYTHONPATH}"' if name == "PYTHONPATH" else ""
+            click.echo(f"export {name}={shlex.quote(value)}{more}")
         if key is None:
             click.echo('export E2B_API_KEY="$(sloplet key create --name NAME --e2b)"')
 
@@ -102,8 +124,8 @@ def advise(server: ServerState) -> None:
     domain = server.e2b.domain(urlsplit(server.url).netloc)
     if _unknown(domain):
         note(
-            f"this system knows no *.{domain.partition(':')[0]}. E2B's clients do so themselves, in Node by this "
-            "NODE_OPTIONS; other programs do after `apt install libnss-myhostname`"
+            f"this system knows no *.{domain.partition(':')[0]}. Programs in Node and Python do by this NODE_OPTIONS "
+            "and PYTHONPATH, others after `apt install libnss-myhostname`"
         )
     elif not domain.partition(":")[0].endswith("localhost"):
         note(f"E2B's clients need api.{domain} and *.{domain} to be names of this server")
@@ -121,10 +143,12 @@ def _unknown(domain: str) -> bool:
     return False
 
 
-def _shim(server: ServerState) -> str:
+def _shims(server: ServerState) -> dict[str, str]:
     from ..server.tls import folder_of
 
-    path = folder_of(server.home) / "localhost.cjs"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(_SHIM)
-    return str(path)
+    folder = folder_of(server.home)
+    node, site = folder / "localhost.cjs", folder / "python" / "sitecustomize.py"
+    site.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    node.write_text(_SHIM)
+    site.write_text(_SITE)
+    return {"NODE_OPTIONS": f"--require={node}", "PYTHONPATH": str(site.parent)}
