@@ -47,6 +47,7 @@ class Live:
     gate: asyncio.Event | None = None  #: while it stands still, nothing is asked of it: wait for this and look again
     expires: float | None = None  #: by the loop's clock
     word: int = 0  #: the number of who last set that
+    first: bool = False  #: it has not slept since it began, with the time of its settings
     used: float = 0.0  #: when something was last asked of it, by the loop's clock
     chores: list[asyncio.Task[None]] = field(default_factory=list)  #: idle sleep, checkpoints
     gone: asyncio.Event = field(default_factory=asyncio.Event)

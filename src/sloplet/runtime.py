@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -151,12 +152,14 @@ class Runtime(Networked):
             await self.on_state(lambda: self.forget(owner, sandbox_id))
             raise
         marked: asyncio.Task[None] | None = None
+        expires_at: float | None = None
 
         def started(workdir: str) -> None:
             """It is written down while it wakes up."""
-            nonlocal marked
+            nonlocal marked, expires_at
             if known:
-                marked = self._mark(sandbox_id, workdir)
+                expires_at = _end(spec)
+                marked = self._mark(sandbox_id, workdir, expires_at)
 
         try:
             live = await self.bring_up(info, owner, origin, sandbox_id, started=started)
@@ -169,7 +172,7 @@ class Runtime(Networked):
         except BaseException:
             await asyncio.shield(self.on_state(lambda: self.forget(owner, sandbox_id)))
             raise
-        await self._begin_life(live, marked)
+        await self._begin_life(live, marked, expires_at)
         return live
 
     async def adopt(self, live: Live, spec: SandboxSpec) -> Live:
@@ -206,16 +209,24 @@ class Runtime(Networked):
         await self._begin_life(live)
         return live
 
-    def _mark(self, sandbox_id: str, workdir: str) -> asyncio.Task[None]:
-        return self.background(self.on_state(lambda: self.store.mark_running(sandbox_id, workdir=workdir)))
+    def _mark(self, sandbox_id: str, workdir: str, expires_at: float | None) -> asyncio.Task[None]:
+        def mark() -> None:
+            self.store.mark_running(sandbox_id, workdir=workdir, expires_at=expires_at)
 
-    async def _begin_life(self, live: Live, marked: asyncio.Task[None] | None = None) -> None:
-        """It answers, and is on record as starting, or is being ``marked`` as running: from now on it is held."""
+        return self.background(self.on_state(mark))
+
+    async def _begin_life(
+        self, live: Live, marked: asyncio.Task[None] | None = None, expires_at: float | None = None
+    ) -> None:
+        """It answers, and is on record as starting, or is being ``marked`` as running, with its end: from now on it is
+        held. Its time begins: what it took to start is not counted."""
         sandbox_id, spec = live.info.id, live.info.spec
+        live.info = replace(live.info, expires_at=_end(spec) if marked is None else expires_at)
         self.install(live)
         if spec.ttl is not None:
             self.set_expiry(live, spec.ttl)
-        marked = marked or self._mark(sandbox_id, live.info.workdir)
+            live.first = True
+        marked = marked or self._mark(sandbox_id, live.info.workdir, live.info.expires_at)
         if self.holder == "keeper":  # one that was acknowledged must be on record if the keeper dies
             try:
                 await asyncio.shield(marked)
@@ -269,8 +280,7 @@ class Runtime(Networked):
         if live.expires is None:
             return known
         left, spec = live.expires - asyncio.get_running_loop().time(), live.info.spec
-        changed = live.info.expires_at != live.info.created_at + (spec.ttl or 0)
-        value = f"{max(left, 0):.0f} s from now on" if changed else f"{spec.ttl:g} s"
+        value = f"{spec.ttl:g} s" if live.first and not live.word else f"{max(left, 0):.0f} s from now on"
         then = "" if spec.on_ttl == "end" else ", then it is paused"
         return (*known, Guarantee("ttl", True, f"timer of its holder ({self.holder}){then}", value))
 
@@ -401,6 +411,11 @@ class Runtime(Networked):
         await self.on_state(self._release)
         self._state.shutdown(wait=False)
         _runtimes.discard(self)
+
+
+def _end(spec: SandboxSpec) -> float | None:
+    """Of one whose time begins now."""
+    return None if spec.ttl is None else time.time() + spec.ttl
 
 
 def _named(info: SandboxInfo, ref: str) -> bool:

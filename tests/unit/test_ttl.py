@@ -375,6 +375,24 @@ def test_a_keys_limit_holds_when_it_wakes(tmp_path: Path, monkeypatch: pytest.Mo
     in_world(tmp_path, monkeypatch, work)
 
 
+def test_its_time_begins_when_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that took: nobody is told of an end that is not its own."""
+
+    async def work(world: World) -> None:
+        monkeypatch.setattr("sloplet.state.store._now", lambda _given=None: time.time() - 100)  # so long ago
+        box = await world.box(ttl=60)
+        info = await box.info()
+        assert info.expires_at is not None
+        assert 50 < info.expires_at - time.time() <= 60
+        while (listed := (await world.runtime.list())[0]).state == "starting":
+            await asyncio.sleep(0.01)
+        assert listed.expires_at == info.expires_at
+        told = {item.control: item for item in await box.guarantees()}
+        assert told["ttl"].value == "60 s"
+
+    in_world(tmp_path, monkeypatch, work)
+
+
 def test_a_rollback_keeps_the_time_that_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
         box = await world.box("dev", ttl=600)

@@ -119,7 +119,7 @@ def tell(server: ServerState, key: str | None) -> None:
     for way, names in ways.items():
         click.echo(texts[way])
         for name, value in names.items():
-            besides = "${PYTHONPATH:+:$PYTHONPATH}" if name == "PYTHONPATH" else ""
+            besides = '"${PYTHONPATH:+:$PYTHONPATH}"' if name == "PYTHONPATH" else ""
             click.echo(f"export {name}={shlex.quote(value)}{besides}")
         if key is None:
             click.echo('export E2B_API_KEY="$(sloplet key create --name NAME --e2b)"')

@@ -95,11 +95,13 @@ class Store(SnapshotRows):
             db.execute(_INSERT, values)
         return info
 
-    def mark_running(self, sandbox_id: str, *, workdir: str | None = None) -> None:
-        """It answers. ``workdir``: where it really is, if not where the spec said."""
+    def mark_running(self, sandbox_id: str, *, workdir: str | None = None, expires_at: float | None = None) -> None:
+        """It answers. ``workdir``: where it really is, if not where the spec said; ``expires_at``: when its time is up,
+        which begins now."""
+        where = ", expires_at = coalesce(?, expires_at) WHERE id = ? AND state = 'starting'"
+        values = (None if workdir is None else _raw(workdir), expires_at, sandbox_id)
         with self._write() as db:
-            where = " WHERE id = ? AND state = 'starting'"
-            changed = db.execute(_RUNNING + where, (None if workdir is None else _raw(workdir), sandbox_id)).rowcount
+            changed = db.execute(_RUNNING + where, values).rowcount
         if not changed:
             raise SandboxNotFound(f"the sandbox {sandbox_id} was removed while it was starting")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 from weakref import WeakValueDictionary
@@ -30,7 +31,7 @@ from .guests import CODE_PORT, ENVD_PORT, OWN_PORTS, TOKEN_HEADER, Guests
 from .metrics import Metrics
 from .networks import Networks
 from .records import Record, Records
-from .sandboxes import Sandboxes
+from .sandboxes import Pausing, Sandboxes
 from .secrets import Secrets
 from .settings import E2BSettings, domain_of
 from .teams import Teams
@@ -48,6 +49,7 @@ _UNAUTHORIZED = "unauthorized access, please provide a valid access token or met
 _MARKS = "/run/e2b"
 _SWEEP = 60.0  # seconds
 _LEAST_AWAKE = 300.0  # seconds for one that was woken by somebody who came by
+_LATE = 0.3  # seconds: what its end is on record as may be that early
 
 
 class Facade:
@@ -56,6 +58,7 @@ class Facade:
         self.settings = settings
         self._preparing: asyncio.Task[None] | None = None
         self._waking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.pausing: dict[str, Pausing] = {}  #: who is being put to sleep just now, by a call
         self._sweeping: asyncio.Task[None] | None = None
         self.tls_port: int | None = None  #: beside the server's own, once it listens
         self.tokens = Tokens(server.home)
@@ -259,17 +262,40 @@ class Facade:
             from .calls import is_gone
 
             raise (gone(record.sandbox) if is_gone(error) else error) from None
+        finally:
+            if record.auto_resume:
+                self.server.background(self._limit(record, caller))
 
     async def visited(self, record: Record, caller: Caller) -> None:
         """Somebody came by one that wakes for visitors."""
-        info = await caller.tenant.controller.find(record.sandbox)
+        info = self.told(await caller.tenant.controller.find(record.sandbox))
         if info.state == "paused":
             await self.wake(caller, record, max(record.timeout, _LEAST_AWAKE))
+
+    async def _limit(self, record: Record, caller: Caller) -> None:
+        """Somebody was here. If it fell asleep between two looks at it, his call has woken it, and gave it no time."""
+        controller = caller.tenant.controller
+        async with self._waking.setdefault(record.sandbox, asyncio.Lock()):
+            info = await controller.find(record.sandbox)
+            if info.state == "running" and info.expires_at is None:
+                await controller.set_ttl(record.sandbox, max(record.timeout, _LEAST_AWAKE))
+
+    def told(self, info: SandboxInfo) -> SandboxInfo:
+        """As E2B's clients are told of it: who is being put to sleep sleeps, whose time is up has ended (or sleeps)."""
+        if info.state != "running":
+            return info
+        if info.id in self.pausing:
+            return replace(info, state="paused")
+        if info.expires_at is None or time.time() < info.expires_at + _LATE:
+            return info
+        return replace(info, state="ended" if info.spec.on_ttl == "end" else "paused")
 
     async def wake(self, caller: Caller, record: Record, seconds: float, *, memory: bool = True) -> None:
         """``memory`` False: it starts anew with its files. Several who come at a time wake it once."""
         controller = caller.tenant.controller
         async with self._waking.setdefault(record.sandbox, asyncio.Lock()):
+            while (pausing := self.pausing.get(record.sandbox)) is not None:
+                await pausing.done.wait()
             info = await controller.find(record.sandbox)
             if info.state != "paused":
                 if info.expires_at is not None and info.expires_at < time.time() + seconds:
@@ -286,10 +312,12 @@ class Facade:
                 self.mark(record)
                 await self.templates.restarted(caller, record)
 
-    @staticmethod
-    async def is_disk_only(caller: Caller, info: SandboxInfo) -> bool:
+    async def is_disk_only(self, caller: Caller, info: SandboxInfo) -> bool:
         """Whether one that sleeps has no memory to wake with, however it fell asleep."""
-        if info.state != "paused" or info.saved is None:
+        if info.state != "paused":
+            pausing = self.pausing.get(info.id)
+            return info.spec.on_ttl == "pause-disk" if pausing is None else not pausing.memory
+        if info.saved is None:
             return False
         try:
             return (await caller.tenant.controller.find_snapshot(info.saved)).kind == "disk"

@@ -205,7 +205,10 @@ async def answers(call: Call) -> None:
 
 
 async def health(call: Call) -> None:
-    """204 if it answers."""
+    """204 if it answers. One that is on its way to sleep, or out, is not waited for."""
+    info = await call.tenant.controller.find(call.record.sandbox)
+    if call.facade.told(info).state in ("paused", "ended"):
+        raise gone(call.record.sandbox)
     await answers(call)
     await call.send({"type": "http.response.start", "status": 204, "headers": []})
     await call.send({"type": "http.response.body", "body": b""})

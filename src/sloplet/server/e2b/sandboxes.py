@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ DEFAULT_TIMEOUT = 300.0
 _OLD_TIMEOUT, _FORK_TIMEOUT = 15.0, 15.0  # of who asks the first version and does not say; of copies
 _MAX_TIMEOUT = 10 * 365 * 86400
 _MAX_COPIES = 20
+_SOON, _PAUSING = 60.0, 600.0  # seconds: what may end while it is being put to sleep; what it has for that
 
 
 class Document(RootModel[dict[str, Any]]):
@@ -44,6 +46,13 @@ def _kept_of(record: Record) -> Document:
 
 
 _Found = list[tuple[SandboxInfo, Record]]  # spelled here: inside Sandboxes, `list` is a method
+
+
+class Pausing:
+    """One that is being put to sleep. ``memory``: with it. ``done`` when it sleeps, or does not after all."""
+
+    def __init__(self, memory: bool) -> None:
+        self.memory, self.done = memory, asyncio.Event()
 
 
 class Sandboxes:
@@ -111,6 +120,9 @@ class Sandboxes:
         record = replace(record, network=self._facade.networks.told(info.id, record.network))
         disk_only = await self._facade.is_disk_only(asked.caller, info)
         domain = self._facade.domain(asked.host)
+        info = self._facade.told(info)
+        if info.state == "ended":
+            raise self._unknown(info.id)
         return Answer(200, documents.detail(info, record, token=token, domain=domain, disk_only=disk_only))
 
     async def find(self, asked: Asked) -> tuple[SandboxInfo, Record]:
@@ -151,7 +163,7 @@ class Sandboxes:
         after = _time(query["startedAfter"]) if query.get("startedAfter") else None
         template = query.get("template")
         found = []
-        for info in await caller.tenant.controller.list():
+        for info in map(self._facade.told, await caller.tenant.controller.list()):
             if info.state in ("dead", "ended") or documents.state_of(info) not in states:
                 continue
             record = self._facade.records.find(info.id) or documents.record_of(info, caller.tenant.name)
@@ -226,20 +238,49 @@ class Sandboxes:
     # -- asleep and awake --------------------------------------------------------------
 
     async def pause(self, asked: Asked) -> Answer:
-        info, _ = await self.find(asked)
+        info, _ = await self._settled(asked)
         if info.state == "paused":
             raise refused(409, f"Sandbox '{info.id}' is already paused")
-        memory = optional(asked.body, "memory", bool, True)
-        controller = asked.caller.tenant.controller
-        if memory:
-            await self._facade.young.settled(info.id)
-        with self._living(info.id):
-            await controller.pause(info.id, memory=memory)
-            await controller.set_ttl(info.id, None)
+        pausing = self._facade.pausing[info.id] = Pausing(optional(asked.body, "memory", bool, True))
+
+        async def work() -> None:
+            try:
+                if pausing.memory:
+                    await self._facade.young.settled(info.id)
+                await self._pause(asked.caller, info, memory=pausing.memory)
+            finally:
+                del self._facade.pausing[info.id]
+                pausing.done.set()
+
+        with self._living(info.id):  # whoever has asked may be gone before it is done
+            await asyncio.shield(self._facade.server.background(work()))
         return Answer(204)
 
+    async def _settled(self, asked: Asked) -> tuple[SandboxInfo, Record]:
+        """``find``, when nobody is about to put it to sleep any more."""
+        found = await self.find(asked)
+        while (pausing := self._facade.pausing.get(found[0].id)) is not None:
+            await pausing.done.wait()
+            found = await self.find(asked)
+        return found
+
+    @staticmethod
+    async def _pause(caller: Caller, info: SandboxInfo, *, memory: bool) -> None:
+        """Its time does not end it on the way."""
+        controller, left = caller.tenant.controller, None
+        if info.expires_at is not None and info.expires_at < time.time() + _SOON:
+            left = info.expires_at
+            await controller.set_ttl(info.id, _PAUSING)
+        try:
+            await controller.pause(info.id, memory=memory)
+        except SlopletError:
+            if left is not None:
+                await controller.set_ttl(info.id, max(left - time.time(), 0.0))
+            raise
+        await controller.set_ttl(info.id, None)
+
     async def connect(self, asked: Asked) -> Answer:
-        info, record = await self.find(asked)
+        info, record = await self._settled(asked)
         record = await self._kept(asked.caller, record)
         seconds = _timeout(asked.body, DEFAULT_TIMEOUT)
         if info.state != "paused":
@@ -260,7 +301,7 @@ class Sandboxes:
 
     async def resume(self, asked: Asked) -> Answer:
         """The first version's."""
-        info, record = await self.find(asked)
+        info, record = await self._settled(asked)
         record = await self._kept(asked.caller, record)
         if info.state != "paused":
             raise refused(409, f"Sandbox {info.id} is already running")
