@@ -1,15 +1,19 @@
-"""The standard templates' warm state: which one is used again, and when another is made."""
+"""The standard templates: ready before their first sandbox; which warm state is used again, when another is made."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from layer_kit import make_image, member, tar
 from sloplet.errors import SnapshotNotFound
+from sloplet.images.store import ImageStore
 from sloplet.server.e2b.templates import standard
+from sloplet.state.home import Home
 
 IMAGE = "sloplet/e2b-code"
 
@@ -47,3 +51,14 @@ def test_a_warm_state_is_of_the_image_that_is_here(
     made = standard.Standard(SimpleNamespace())  # type: ignore[arg-type]
     asyncio.run(made._make_warm(SimpleNamespace(tenant=tenant), "code-interpreter-v1"))  # type: ignore[arg-type]
     assert made._warm == {("main", "code-interpreter-v1"): used}
+
+
+def test_what_is_prepared_is_unpacked(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home").open()
+    store = ImageStore(home)
+    make_image(store, tar(member("file", b"text")), name=IMAGE)
+    store.close()
+    tenant = SimpleNamespace(name="main", home=home)
+    facade = SimpleNamespace(server=SimpleNamespace(tenants={"main": tenant}))
+    asyncio.run(standard.Standard(facade).prepare(["code-interpreter-v1"]))  # type: ignore[arg-type]
+    assert len(list(home.images.glob("**/file"))) > 0

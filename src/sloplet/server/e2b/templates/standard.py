@@ -62,14 +62,14 @@ class Standard:
         return plan if not warm else Plan(name, alias=name, snapshot=warm, home="/home/user", workdir="/home/user")
 
     async def image(self, tenant: Tenant, name: str, on_progress: OnProgress | None = None) -> str:
-        """The image of a standard template, in this tenant's store: found, linked, or built first. Whoever comes while
-        it is built waits for the same build."""
+        """The image of a standard template, in this tenant's store and unpacked: found, linked, or built first. Whoever
+        comes while it is built waits for the same build."""
         image = STANDARD[name]
         if (tenant.name, image) in self._here:
             return image
-        if not await asyncio.to_thread(_find, tenant.home, image):
+        if not await asyncio.to_thread(_lay_out, tenant.home, image):
             await self._build(image, on_progress)
-            if not await asyncio.to_thread(_find, tenant.home, image):
+            if not await asyncio.to_thread(_lay_out, tenant.home, image):
                 raise ImageNotFound(f"{image} was built, and is not there", hint="is it being removed?")
         self._here.add((tenant.name, image))
         return image
@@ -160,5 +160,18 @@ def _find(home: Home, image: str) -> StoredImage | None:
         return adopting.find(store, image)
     except ImageNotFound:
         return None
+    finally:
+        store.close()
+
+
+def _lay_out(home: Home, image: str) -> bool:
+    """Whether it is here. Then it is unpacked, too: the first sandbox need not do that, which can take as long as its
+    client waits."""
+    store = ImageStore(home.open())
+    try:
+        store.resolve(adopting.find(store, image)).close()
+        return True
+    except ImageNotFound:
+        return False
     finally:
         store.close()
