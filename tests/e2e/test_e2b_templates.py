@@ -119,6 +119,20 @@ def copy_step(target: str = "there") -> dict[str, object]:
     return {"type": "COPY", "args": ["files", target, "", ""], "filesHash": HASH, "force": False}
 
 
+def test_what_is_only_waited_for_takes_no_place(client: httpx.Client) -> None:
+    """A tenant has two places for builds; what gets ready slowly is a sandbox like any other."""
+    slow = [announced(client, f"slow-{number}") for number in range(2)]
+    for template, build in slow:
+        body = {"fromTemplate": "base", "steps": [], "startCmd": "sleep 100", "readyCmd": "sleep 30"}
+        client.post(f"/v2/templates/{template}/builds/{build}", json=body).raise_for_status()
+    template, build = announced(client, "quick")
+    assert built(client, template, build)["status"] == "ready"
+    for each, number in slow:
+        assert client.get(f"/templates/{each}/builds/{number}/status").json()["status"] == "building"
+    for each in (template, slow[0][0], slow[1][0]):
+        assert client.delete(f"/templates/{each}").status_code == 204
+
+
 def test_addresses_of_uploads(server: E2BServer, client: httpx.Client) -> None:
     """They are good for one archive of one template, and nothing else is opened by them."""
     template, build = announced(client, "uploads")

@@ -6,10 +6,12 @@ import asyncio
 import base64
 import json
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpcore
+import httpx
 import pytest
 
 from rude_registry import Reply, Request, RudeRegistry, layer_tar, make_image
@@ -271,6 +273,39 @@ def test_every_spelling_of_a_private_address(host: str, monkeypatch: pytest.Monk
                 assert isinstance(caught.value, NotAllowed)
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "tries"), [(socket.EAI_NONAME, "there is no such name", 1), (socket.EAI_AGAIN, "not now", 2)]
+)
+def test_a_name_that_leads_nowhere_is_not_asked_for_long(
+    code: int, said: str, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As little as where everything may be reached."""
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    asked: list[str] = []
+    look = reach._Judge.look
+
+    async def counted(judge: reach._Judge, request: httpx.Request) -> None:
+        asked.append(request.url.host)
+        await look(judge, request)
+
+    def fail(name: str) -> list[str]:
+        raise socket.gaierror(code, said)
+
+    monkeypatch.setattr(reach._Judge, "look", counted)
+    monkeypatch.setattr(upstream, "_look_up", fail)
+
+    async def work() -> None:
+        endpoint = Endpoint("public.example", "app", "https://public.example/v2/app")
+        async with RegistryClient(endpoint, patience=Patience(pause=0.001), reach=Reach()) as client:
+            await client.manifest("latest")
+
+    with pytest.raises(RegistryUnavailable, match=f"public.example cannot be reached: .*{said}"):
+        asyncio.run(work())
+    assert asked == ["public.example"] * tries
 
 
 def asked(answers: list[list[str]], monkeypatch: pytest.MonkeyPatch, proxy: str | None = None) -> list[str]:

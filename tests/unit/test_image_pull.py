@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rude_registry import Made, Reply, Request, RudeRegistry, digest, layer_tar, make_image
@@ -28,7 +31,8 @@ from sloplet.images.patience import Patience
 from sloplet.images.progress import ImageProgress
 from sloplet.images.pull import pull
 from sloplet.images.reference import Reference, parse
-from sloplet.images.registries import Registries, Registry
+from sloplet.images.registries import Endpoint, Registries, Registry
+from sloplet.images.registry import RegistryClient
 from sloplet.images.store import ImageStore, StoredImage
 from sloplet.images.threads import Abandoned, Patient, kept
 from sloplet.runtime import Runtime
@@ -599,6 +603,39 @@ def test_what_a_thread_makes_for_nobody_is_undone() -> None:
     assert undone == ["made"]
     assert asyncio.run(kept(undone.append, lambda: "kept")) == "kept"
     assert undone == ["made"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "heard", "asked"),
+    [
+        (httpx.ConnectTimeout("late"), False, 2),
+        (httpx.ConnectTimeout("late"), True, 6),
+        (socket.gaierror(socket.EAI_AGAIN, "not now"), False, 2),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), False, 1),
+    ],
+)
+def test_a_registry_that_may_not_be_there_is_tried_less_often(problem: Exception, heard: bool, asked: int) -> None:
+    """Somebody waits for it; one that has answered before is worth more."""
+    requests: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        if heard and len(requests) == 1:
+            return httpx.Response(503, stream=httpx.ByteStream(b""))
+        if isinstance(problem, OSError):
+            raise httpx.ConnectError("no") from problem
+        raise problem
+
+    async def work() -> None:
+        endpoint = Endpoint("registry.test", "team/app", "https://registry.test/v2/team/app")
+        async with RegistryClient(endpoint, patience=replace(QUICK, tries=6)) as client:
+            await client.http.aclose()
+            client.http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+            with pytest.raises(RegistryUnavailable, match=r"registry\.test (did not answer|cannot be reached)"):
+                await client.manifest("v1")
+
+    asyncio.run(work())
+    assert len(requests) == asked
 
 
 def test_a_sandbox_that_nobody_wants_any_more_ends_its_pull(store: ImageStore) -> None:

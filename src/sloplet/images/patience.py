@@ -19,16 +19,18 @@ class Patience:
     slowest: float = 256.0  #: bytes a second, over a window of ``window``; below that it counts as stalled
     window: float = 60.0
     tries: int = 5
+    unheard: int = 2  #: of these, where nobody has answered at all so far: it may not be there
     pause: float = 0.5  #: before the second try; doubles
     longest: float = 60.0  #: what a server may ask us to wait
 
 
 class Transient(Exception):
-    """It may work the next time; ``after``: the server said when. ``final`` is what it becomes if it does not."""
+    """It may work the next time; ``after``: the server said when; ``unheard``: there may be none. ``final`` is what it
+    becomes if it does not."""
 
-    def __init__(self, final: RegistryError, after: float | None = None) -> None:
+    def __init__(self, final: RegistryError, after: float | None = None, *, unheard: bool = False) -> None:
         super().__init__(final.message)
-        self.final, self.after = final, after
+        self.final, self.after, self.unheard = final, after, unheard
 
 
 class Tries:
@@ -48,7 +50,7 @@ class Tries:
             raise RegistryUnavailable(
                 f"{problem.final.message}, and asks to come back in {problem.after:.0f} s", hint="try again then"
             ) from problem
-        if self._failed >= patience.tries:
+        if self._failed >= (min(patience.unheard, patience.tries) if problem.unheard else patience.tries):
             raise problem.final from problem
         pause = patience.pause * 2 ** (self._failed - 1) * random.uniform(0.75, 1.25)  # noqa: S311
         await asyncio.sleep(max(pause, problem.after or 0.0))

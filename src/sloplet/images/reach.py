@@ -8,6 +8,7 @@ machine's own or special are refused, and the very address that was looked at is
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,9 +77,7 @@ class _Judge:
         """Where this host may be dialled. NotAllowed; OSError: nothing is known of it."""
         literal = addresses.parse(host)
         allowed = self._reach.allows(host, port)
-        found = [str(literal)] if literal is not None else await self._resolver.resolve(_bare(host))
-        if not found:
-            raise OSError("there is no such name")
+        found = [str(literal)] if literal is not None else await self._looked_up(_bare(host))
         good = found if allowed else [text for text in found if self._is_public(text)]
         if not good:
             raise NotAllowed(
@@ -86,6 +85,16 @@ class _Judge:
                 hint=f"its operator can: `sloplet serve --allow-registry {host[:253]}:{port}`",
             )
         return good
+
+    async def _looked_up(self, name: str) -> list[str]:
+        """gaierror, as of a client that is not confined: who counts tries goes by it."""
+        try:
+            found = await self._resolver.resolve(name)
+        except OSError as error:
+            raise socket.gaierror(socket.EAI_AGAIN, error.strerror or str(error)) from error
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "there is no such name")
+        return found
 
     def _is_public(self, text: str) -> bool:
         address = ipaddress.ip_address(text)

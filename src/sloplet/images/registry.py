@@ -57,6 +57,7 @@ class RegistryClient:
         self.endpoint = endpoint
         self.patience = patience or Patience()
         self._origin = origin(endpoint.url)
+        self._heard = False  # somebody has answered
         timeout = httpx.Timeout(self.patience.silence, connect=self.patience.connect, pool=None)
         try:
             self.http = httpx.AsyncClient(
@@ -246,6 +247,7 @@ class RegistryClient:
             try:
                 request = self.http.build_request(method, url, headers=sent, content=content)
                 answer = await self.http.send(request, stream=True)
+                self._heard = True
             finally:
                 if content is not None:
                     await content.aclose()  # httpx leaves one that it did not read to its end
@@ -340,15 +342,18 @@ class RegistryClient:
         if isinstance(error, httpx.ProxyError):
             return Transient(RegistryUnavailable(f"the proxy does not let us through to {host}: {text}", hint=hint))
         if isinstance(error, httpx.ConnectTimeout):
-            why = f"did not answer within {self.patience.connect:.0f} s"
-        elif isinstance(error, httpx.TimeoutException):
+            late = RegistryUnavailable(f"{host} did not answer within {self.patience.connect:.0f} s", hint=hint)
+            return Transient(late, unheard=not self._heard)
+        if isinstance(error, httpx.TimeoutException):
             why = f"stalls: nothing came for {self.patience.silence:.0f} s"
         elif isinstance(error, httpx.ConnectError):
             cause = _cause(error)
             final = RegistryUnavailable(f"{host} cannot be reached: {cause.strerror or text[:200]}", hint=hint)
             refused = isinstance(cause, ConnectionRefusedError) and self.endpoint.loopback
             unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
-            return final if refused or unknown else Transient(final)  # waiting does not help those
+            if refused or unknown:
+                return final  # waiting does not help those
+            return Transient(final, unheard=isinstance(cause, socket.gaierror) and not self._heard)
         else:
             why = f"cut the connection: {text[:200]}"
         return Transient(RegistryUnavailable(f"{host} {why}", hint=hint))

@@ -14,6 +14,8 @@ rmdir /workspace
 ln -sf python3 /usr/bin/python
 mkdir -p /code
 chown user:user /code
+chmod 777 /code
+find /usr/local -type d -exec chmod a+rwx {} +
 rm -f /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid-"""
 
 

@@ -268,6 +268,7 @@ def test_any_image(make: Callable[..., Sandbox], name: str) -> None:
     box = make(name)
     assert box.files.read("who") == "user\n/home/user\nyes\n"
     assert box.commands.run("sudo id -u").stdout == "0\n"
+    box.commands.run("touch /usr/local/bin/mine /usr/local/mine /code/mine")  # as E2B has it: npm install -g
     assert box.commands.run("id -u app; id -u").stdout.split()[0] != box.commands.run("id -u").stdout.strip()
 
 

@@ -24,6 +24,12 @@ def test_special_characters_and_broken_text(shared: Sandbox) -> None:
     assert shared.commands.run("printf '%8191s\\xe2' | tr ' ' a").stdout == "a" * 8191 + "\ufffd"
 
 
+def test_where_users_install_programs(shared: Sandbox) -> None:
+    """As E2B has it: ``npm install -g`` and its like need no sudo."""
+    shared.commands.run("touch /usr/local/mine /usr/local/bin/mine /usr/local/lib/mine /code/mine")
+    assert shared.commands.run("sudo id -un").stdout == "root\n"
+
+
 def test_who_and_where(shared: Sandbox) -> None:
     said = shared.commands.run("id -un; pwd; echo $HOME $USER; echo $E2B_SANDBOX").stdout.split()
     assert said == ["user", "/home/user", "/home/user", "user", "true"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,9 +67,10 @@ class Building:
         self._now = "base"  # the step at hand
 
     async def build(self) -> Build:
-        """StepFailed; what else ends it is an error of ours."""
+        """What its steps make: heavy work, for which there are places. StepFailed; what else ends it is an error of
+        ours."""
         asked = self._asked
-        try:
+        with self._failing():
             self._options = await asyncio.to_thread(run_options)
             self._settings = settings_for(
                 RunSettings(network=Network(allow=["*", "@package-indexes"])), self._caller.key.limits
@@ -78,10 +79,19 @@ class Building:
             image = await self._steps(base)
             user, workdir = image.config.user or "root", image.config.workdir or "/"
             start, ready = asked.start or base.start, asked.ready or base.ready
-            made = replace(self._of, status=READY, image=image.id, user=user, workdir=workdir, start=start, ready=ready)
-            self._now = "finalize"
-            self._log.add("[finalize] Finalizing template build", step="finalize")
+            return replace(self._of, status=READY, image=image.id, user=user, workdir=workdir, start=start, ready=ready)
+
+    async def finalize(self, made: Build) -> Build:
+        """What runs in it from the beginning is tried, and mostly waited for. StepFailed."""
+        self._now = "finalize"
+        self._log.add("[finalize] Finalizing template build", step="finalize")
+        with self._failing():
             return await self._finalized(made)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
         except SlopletError as error:
             raise StepFailed(self._now, text_of(error).removeprefix("template line 0: ")) from error
 

@@ -64,8 +64,11 @@ class Builds:
         made: Build | None = None
         places = self._facade.server.images.builds
         try:
-            async with asyncio.timeout(LONGEST), waited(places, caller.tenant.name, lambda: log.add(_WAITS)):
-                made = await Building(self._templates, caller, build, asked, log).build()
+            building = Building(self._templates, caller, build, asked, log)
+            async with asyncio.timeout(LONGEST):
+                async with waited(places, caller.tenant.name, lambda: log.add(_WAITS)):
+                    stepped = await building.build()
+                made = await building.finalize(stepped)  # a sandbox like any other: others need not wait for it
         except StepFailed as error:
             reason, step, hint = error.message, error.step, error.hint
         except TimeoutError:

@@ -18,6 +18,7 @@ missing=
 want() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 want bash bash
 want curl curl
+want git git
 want ss iproute2
 want pgrep procps
 certificates=
@@ -62,8 +63,10 @@ if ! grep -q '^sudo:' /etc/group; then
 elif ! grep -Eq '^sudo:.*[:,]user(,|$)' /etc/group; then
   sed -i -e 's/^\(sudo:.*:\)$/\1user/' -e t -e 's/^\(sudo:.*\)$/\1,user/' /etc/group
 fi
-mkdir -p /usr/local/bin
-ln -sfn /run/sloplet/bin/sudo /usr/local/bin/sudo"""
+mkdir -p /usr/local/bin /code
+ln -sfn /run/sloplet/bin/sudo /usr/local/bin/sudo
+chmod 777 /code
+find /usr/local -type d -exec chmod a+rwx {} + || chmod -R a+rwX /usr/local"""
 
 
 def recipe(image: str, options: Mapping[str, Any]) -> Dockerfile:
