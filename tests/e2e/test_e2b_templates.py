@@ -16,6 +16,7 @@ import pytest
 
 from e2b_kit import HERE, E2BServer, e2b_server
 from image_kit import busybox_image, needs_busybox
+from remote_kit import until
 from server_kit import environment
 from sloplet.state.home import Home
 
@@ -221,20 +222,20 @@ def test_templates_are_their_tenant_s(server: E2BServer, client: httpx.Client) -
 def test_images_go_with_their_templates(server: E2BServer, client: httpx.Client) -> None:
     def images() -> list[str]:
         found = client.get("/v1/images").raise_for_status().json()
-        return [each for image in found["items"] for each in image["references"] if "e2b/" in each]
+        return [each for image in found["items"] for each in image["references"] if f"e2b/{template}" in each]
 
     template, build = announced(client, "goes")
     run = [{"type": "RUN", "args": ["echo 1 > a"], "force": False}]
     assert built(client, template, build, steps=run)["status"] == "ready"
-    assert len([each for each in images() if template in each]) == 1
+    assert images() == [f"docker.io/e2b/{template}:{build}"]
     _, second = announced(client, "goes")
     assert built(client, template, second, steps=run * 2)["status"] == "ready"
-    assert [each for each in images() if template in each] == [f"docker.io/e2b/{template}:{second}"]
+    until(lambda: images() == [f"docker.io/e2b/{template}:{second}"])  # what is told first, and cleared away then
     _, third = announced(client, "goes")
     assert built(client, template, third, steps=run, startCmd="false", readyCmd="true")["status"] == "error"
-    assert [each for each in images() if template in each] == [f"docker.io/e2b/{template}:{second}"]
+    until(lambda: images() == [f"docker.io/e2b/{template}:{second}"])
     assert client.delete(f"/templates/{template}").status_code == 204
-    assert not [each for each in images() if template in each]
+    assert images() == []
 
 
 def archive(files: dict[str, bytes], *, compress: bool = True) -> bytes:
