@@ -91,7 +91,9 @@ def test_from_the_start_and_in_copies(engine: str, internet: Internet) -> None:
         assert internet.heard(VALUE), "it was sent, and not sent back"
         saved = box.snapshot()
         home = Path(os.environ["SLOPLET_HOME"])
-        kept = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file() and path.stat().st_size < 2**26)
+        files = [path for path in home.rglob("*") if path.is_file() and path.stat().st_size < 2**26]
+        # images of other tests have files that only their own users may read
+        kept = b"".join(path.read_bytes() for path in files if "images" not in path.relative_to(home).parts)
         assert b"*.headers.example" in kept, "the positive control"
         assert VALUE.encode() not in kept
         for child in box.fork(1, snapshot=saved):
