@@ -349,7 +349,7 @@ class _Ground:
         self.tenants = {name: SimpleNamespace(name=name, home=home, embedded=object()) for name in ("main", "other")}
         server = SimpleNamespace(tenants=SimpleNamespace(get=self.tenants.__getitem__))
         self.standard = Standard(SimpleNamespace(server=server))  # type: ignore[arg-type]
-        monkeypatch.setattr(standard, "_find", lambda home, image: image in self.built)
+        monkeypatch.setattr(standard, "_lay_out", lambda home, image: image in self.built)
         monkeypatch.setattr(standard.recipes, "build", self._build)
 
     async def _build(self, image: str, *, home: object, controller: object, on_event: Any) -> None:
