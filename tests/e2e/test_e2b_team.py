@@ -11,7 +11,7 @@ import pytest
 from e2b_kit import E2BServer, e2b_server
 from server_kit import need_container
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.anyone, pytest.mark.timeout(300)]
 VALUE = "a-value-that-nobody-sees"
 
 
