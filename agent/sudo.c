@@ -179,7 +179,7 @@ static bool pass_signals(int conn, pid_t shim, pid_t command)
         return false;
     }
     for (ssize_t i = 0; i < got; i++)
-        if (signals[i] && signals[i] < 64 && command > 0)
+        if (signals[i] && signals[i] < 64)
             kill(-command, signals[i]);
     return true;
 }
@@ -211,7 +211,7 @@ static void outstay(pid_t shim)
 
 static void follow(int conn, int status, pid_t shim, const char *name)
 {
-    struct pollfd wait[2] = {{conn, POLLIN, 0}, {status, POLLIN, 0}};
+    struct pollfd wait[2] = {{-1, POLLIN, 0}, {status, POLLIN, 0}}; /* signals wait until there is a command for them */
     struct shim_report r;
     pid_t command = 0;
 
@@ -226,6 +226,7 @@ static void follow(int conn, int status, pid_t shim, const char *name)
                 return;
             }
             command = r.pid;
+            wait[0] = (struct pollfd){conn, POLLIN, 0};
         }
         if (wait[0].fd >= 0 && wait[0].revents && !pass_signals(conn, shim, command))
             wait[0].fd = -1;
